@@ -1,0 +1,226 @@
+"""The composition root: a configuration becomes a running router, and everything it started ends with it.
+
+The only place that knows all parts. `Runtime` owns the queue's connections, the engines, the relays, the counters and
+every background task; `async with` gives them back on every path, in the reverse order.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Self
+
+from starlette.types import ASGIApp
+
+from router.clock import Clock, SystemClock
+from router.config.keys import KeyRing
+from router.config.model import ModelConfig, PoolConfig, RouterConfig
+from router.flow.attempt import ModelFlow
+from router.flow.gate import Gate
+from router.flow.line import BatchLine, LineBounds
+from router.flow.relaying import Relays
+from router.http.client import BufferBudget
+from router.http.routes import build
+from router.http.service import Models, ModelService, RouterState
+from router.observe.metrics import Metrics
+from router.policy.admission import Admission, AdmissionRules, PoolRules
+from router.policy.demand import RequestClass
+from router.policy.ledger import ClassLimits, EngineLimits
+from router.policy.shares import share_of
+from router.queue.open import open_queue
+from router.queue.redis import RedisQueue
+from router.tokens.count import build_counter
+from router.upstream.connection import HttpxUpstream
+from router.upstream.engine import Engine
+from router.upstream.health import EngineMonitor
+from router.upstream.relay import Relay
+
+log = logging.getLogger(__name__)
+
+_GAUGES_EVERY_S = 1.0
+#: What a borrowed chat request may take of a batch engine's KV tokens, all of them together.
+_BORROW_SHARE_RATIO = 0.5
+
+
+class Runtime:
+    """One process of the router. `slot` of `slots`: which share of each engine's capacity is this worker's."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        redis_url: str,
+        router_id: str,
+        slot: int = 0,
+        slots: int = 1,
+        clock: Clock | None = None,
+        metrics_dir: Path | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._router_id = router_id
+        self._slot, self._slots = slot, slots
+        self._queue: RedisQueue | None = None
+        self._redis_url = redis_url
+        self._metrics = Metrics(shared_dir=metrics_dir)
+        self._cleanup = contextlib.AsyncExitStack()
+        self._background: list[tuple[str, Coroutine[Any, Any, None]]] = []
+        self.state: RouterState
+        self.app: ASGIApp
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as starting:
+            self._cleanup = starting
+            await self._start()
+            self._cleanup = starting.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._cleanup.aclose()
+
+    def start_draining(self) -> None:
+        """Refuse new work from now on; whoever waits in the batch queue is sent away to come back elsewhere."""
+        self.state.draining = True
+        for service in self.state.models:
+            if service.flow.line is not None:
+                service.flow.line.send_home()
+
+    def cut(self) -> None:
+        """End what still runs: streams get one last error event."""
+        self.state.cut()
+
+    async def _start(self) -> None:
+        config = self._config
+        if any(model.batch is not None for model in config.models.values()):
+            self._queue = open_queue(config.redis, url=self._redis_url)
+            self._cleanup.push_async_callback(self._queue.close)
+            await self._queue.start()
+        relays = [Relay(relay, self._clock, router_id=self._router_id) for relay in config.relays]
+        for relay in relays:
+            self._cleanup.push_async_callback(relay.aclose)
+        services = [await self._model_service(model, relays) for model in config.models.values()]
+        self.state = RouterState(
+            config=config,
+            clock=self._clock,
+            keys=KeyRing(config.keys),
+            models=Models(services),
+            metrics=self._metrics,
+            buffers=BufferBudget(config.server.buffered_max_bytes),
+            router_id=self._router_id,
+        )
+        self.app, ops = build(self.state)
+        self._background.append(("gauges", _every(_GAUGES_EVERY_S, ops.refresh_gauges)))
+        tasks = [asyncio.create_task(work, name=name) for name, work in self._background]
+        for task in tasks:
+            task.add_done_callback(_report)
+        self._cleanup.push_async_callback(_end, tasks)
+
+    async def _model_service(self, model: ModelConfig, relays: list[Relay]) -> ModelService:
+        names = dict.fromkeys(name for pool in model.pools for name in pool.engines)
+        engines = {name: self._engine(name) for name in names}
+        gate = Gate(
+            Admission(self._rules(model), self._limits(model), dict.fromkeys(names, _least_capacity(model))),
+            self._clock,
+            rng=random.Random(),  # noqa: S311 because choosing an engine is no secret
+        )
+        self._cleanup.callback(gate.close)
+        line = self._line(model, gate)
+        for engine in engines.values():
+            self._watch(model, engine, gate)
+        # Loading a tokenizer takes seconds of CPU; the loop has nothing else to do yet, but signals want an answer.
+        counter = await asyncio.to_thread(build_counter, model.tokenizer, model=model.name)
+        self._cleanup.push_async_callback(counter.aclose)
+        way_out = Relays(model.name, relays, self._clock, self._metrics, commit_after_s=model.commit_after_s)
+        flow = ModelFlow(model, gate, line, engines, way_out, self._clock, self._metrics)
+        return ModelService(model, counter, flow)
+
+    def _engine(self, name: str) -> Engine:
+        config = self._config.engines[name]
+        upstream = HttpxUpstream(name, config.url, api_key=config.api_key)
+        self._cleanup.push_async_callback(upstream.aclose)
+        return Engine(config, upstream, self._clock)
+
+    def _line(self, model: ModelConfig, gate: Gate) -> BatchLine | None:
+        if model.batch is None:
+            return None
+        assert self._queue is not None, "a model with a batch pool has a queue"
+        bounds = LineBounds(model.batch.queue_max_requests, model.batch.queue_max_tokens, model.batch.queue_wait_max_s)
+        owner = f"{self._router_id}-{self._slot}"
+        line = BatchLine(model.name, bounds, self._queue, gate, self._clock, owner=owner)
+        self._background.append((f"queue of {model.name}", line.run()))
+        return line
+
+    def _watch(self, model: ModelConfig, engine: Engine, gate: Gate) -> None:
+        """Keep the gate told of what the engine says, and one monitor on it."""
+
+        def on_change(changed: Engine) -> None:
+            status = changed.status
+            if status.capacity_tokens is not None:
+                block = status.metrics.block_size_tokens if status.metrics is not None else None
+                share = share_of(status.capacity_tokens, slot=self._slot, slots=self._slots)
+                gate.resize(changed.name, share, block or 1)
+            gate.set_serving(changed.name, status.can_serve)
+            log.info("engine %s of %s: %s (%s)", changed.name, model.name, status.state.value, status.reason)
+
+        monitor = EngineMonitor(
+            engine, self._clock, served_model_name=model.served_model_name, generates=True, on_change=on_change
+        )
+        self._background.append((f"engine {engine.name}", monitor.run()))
+
+    def _rules(self, model: ModelConfig) -> AdmissionRules:
+        def rules(pool: PoolConfig | None) -> PoolRules | None:
+            if pool is None:
+                return None
+            return PoolRules(pool.engines, pool.ttft_target_s * pool.hold_ratio, pool.hold_max_requests)
+
+        return AdmissionRules(
+            rules(model.chat), rules(model.batch), borrow=model.borrow, chat_reserve_ratio=model.chat_reserve_ratio
+        )
+
+    def _limits(self, model: ModelConfig) -> dict[str, EngineLimits]:
+        """Seats, shares and lanes of this worker on every engine of the model."""
+        limits: dict[str, EngineLimits] = {}
+        for name in dict.fromkeys(name for pool in model.pools for name in pool.engines):
+            pools = {pool.request_class: pool for pool in model.pools if name in pool.engines}
+            classes = {request_class: self._class_limits(pool) for request_class, pool in pools.items()}
+            batch = pools.get(RequestClass.BATCH)
+            if batch is not None and RequestClass.CHAT not in classes and model.chat is not None:
+                # Borrowed places: never all seats, so that chat cannot shut batch out of its own pool.
+                seats = max(1, self._share(batch.max_num_seqs) - 1)
+                classes[RequestClass.CHAT] = ClassLimits(seats, _BORROW_SHARE_RATIO)
+            configured = self._config.engines[name].max_num_seqs
+            most = max(pool.max_num_seqs for pool in pools.values())
+            limits[name] = EngineLimits(self._share(configured if configured is not None else most), classes)
+        return limits
+
+    def _class_limits(self, pool: PoolConfig) -> ClassLimits:
+        lanes = None if pool.prefill_lanes is None else self._share(pool.prefill_lanes)
+        return ClassLimits(self._share(pool.max_num_seqs), pool.kv_share_ratio, lanes)
+
+    def _share(self, whole: int) -> int:
+        return share_of(whole, slot=self._slot, slots=self._slots)
+
+
+def _least_capacity(model: ModelConfig) -> int:
+    """Until an engine says what it has: one request of full length, which every vLLM that starts can hold."""
+    return max(pool.max_model_len for pool in model.pools)
+
+
+async def _every(seconds: float, work: Any) -> None:
+    while True:
+        work()
+        await asyncio.sleep(seconds)
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A background task ends only by being cancelled; anything else is a bug that must not go unseen."""
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("background task %r ended: it is a bug", task.get_name(), exc_info=task.exception())

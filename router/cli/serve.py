@@ -1,0 +1,242 @@
+"""`router serve`: read the configuration, start what it needs, serve until told to stop.
+
+Stopping, on SIGTERM or SIGINT: `/readyz` turns 503, new work gets 503 with Retry-After, queued requests are sent away
+to come again, what runs goes on for at most `server.shutdown_grace_s`; then streams get a last error event. A second
+signal ends the grace at once. Exit codes: 0 stopped, 1 failed while running, 2 the configuration or a part of it is
+unfit.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+import uvloop
+
+from router.app import Runtime
+from router.cli.check import EXIT_UNUSABLE, report_problems
+from router.cli.workers import Launch, WorkerStart, exit_with_parent, run_workers
+from router.config.environment import set_shared_metrics_dir
+from router.config.load import Overrides, load
+from router.config.model import RouterConfig
+from router.config.problems import ConfigErrors
+from router.observe import log as log_lines
+from router.observe.metrics import share_between_processes
+from router.queue.embedded import DataDirInUse, EmbeddedValkey, ValkeyFailed
+from router.queue.redis import QueueUnfit
+from router.queue.store import QueueDown
+from router.tokens.api import TokenizerUnavailable
+
+log = logging.getLogger(__name__)
+
+#: uvicorn's own wait after the grace: the last error events still have to go out.
+_LAST_WORDS_S = 2
+#: An embedded Valkey that died is started again after this pause, doubled each time up to the longest.
+_RESTART_PAUSE_S = 0.5
+_RESTART_PAUSE_MAX_S = 10.0
+_BACKLOG = 2048
+
+UNFIT = (DataDirInUse, ValkeyFailed, QueueUnfit, TokenizerUnavailable)
+
+
+def serve(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The pools.yaml to run.")] = Path("pools.yaml"),
+    host: Annotated[str | None, typer.Option(help="Address to listen on; wins over server.host.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: one that is free.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=64, help="Processes that share the port.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the embedded Valkey keeps its data.")] = None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    overrides = Overrides(host=host, port=port, workers=workers, data_dir=data_dir)
+    try:
+        loaded = load(config, overrides=overrides)
+        log_lines.set_up(loaded.server.log_level)
+        if loaded.server.workers > 1:
+            code = run_workers(loaded, Launch(listen, queue_url, announce, new_router_id(), run_worker))
+        else:
+            code = _run_alone(loaded)
+    except ConfigErrors as errors:
+        report_problems(errors)
+        raise typer.Exit(EXIT_UNUSABLE) from None
+    except UNFIT as error:
+        typer.echo(f"router serve: {error}", err=True)
+        raise typer.Exit(EXIT_UNUSABLE) from None
+    except QueueDown as error:
+        typer.echo(
+            f"redis: the batch queue cannot be reached: {error}. Start it, or set redis.url: embedded.", err=True
+        )
+        raise typer.Exit(EXIT_UNUSABLE) from None
+    except OSError as error:
+        typer.echo(f"router serve: {error}", err=True)
+        raise typer.Exit(EXIT_UNUSABLE) from None
+    raise typer.Exit(code)
+
+
+def _run_alone(config: RouterConfig) -> int:
+    """One process: the queue's server, the runtime and the listener, in one loop."""
+
+    async def main() -> int:
+        async with contextlib.AsyncExitStack() as stack:
+            # Bound first: a port that is taken must not cost the start of everything else.
+            listener = stack.enter_context(listen(config))
+            redis_url = await stack.enter_async_context(queue_url(config))
+            runtime = Runtime(config, redis_url=redis_url, router_id=new_router_id())
+            await stack.enter_async_context(runtime)
+            announce(config, listener)
+            await serve_runtime(runtime, config, listener)
+        return 0
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+def run_worker(start: WorkerStart) -> None:
+    """The life of one worker process."""
+    set_shared_metrics_dir(start.metrics_dir)
+    share_between_processes(start.slot)
+    log_lines.set_up(start.config.server.log_level)
+
+    async def main() -> None:
+        exit_with_parent(start.alive)
+        runtime = Runtime(
+            start.config,
+            redis_url=start.redis_url,
+            router_id=start.router_id,
+            slot=start.slot,
+            slots=start.config.server.workers,
+            metrics_dir=start.metrics_dir,
+        )
+        async with runtime:
+            await serve_runtime(runtime, start.config, start.listener)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def new_router_id() -> str:
+    """Names this router in relay hops and queue tickets; the same in all its processes."""
+    return "router-" + secrets.token_hex(6)
+
+
+def listen(config: RouterConfig) -> socket.socket:
+    """The listening socket, bound. Raises: `OSError` with the address in its text."""
+    host, port = config.server.host, config.server.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}. Set server.port or --port.") from error
+    return listener
+
+
+def announce(config: RouterConfig, listener: socket.socket) -> None:
+    """The one line on stdout that says where the router listens; scripts wait for it."""
+    host = config.server.host
+    shown = f"[{host}]" if ":" in host else host
+    sys.stdout.write(f"router: serving on http://{shown}:{listener.getsockname()[1]}\n")
+    sys.stdout.flush()
+
+
+@contextlib.asynccontextmanager
+async def queue_url(config: RouterConfig) -> AsyncIterator[str]:
+    """Where the batch queue is: as configured, or an embedded server that lives as long as the block and is started
+    again whenever it dies."""
+    if not config.redis.is_embedded or all(model.batch is None for model in config.models.values()):
+        yield config.redis.url.reveal()
+        return
+    server = EmbeddedValkey(config.server.data_dir)
+    url = await server.start()
+    keeper = asyncio.create_task(_keep_alive(server))
+    try:
+        yield url
+    finally:
+        keeper.cancel()
+        await asyncio.wait({keeper})
+        await server.stop()
+
+
+async def _keep_alive(server: EmbeddedValkey) -> None:
+    pause_s = _RESTART_PAUSE_S
+    while True:
+        code = await server.wait()
+        log.error("the embedded Valkey ended with code %d; starting it again", code)
+        try:
+            await server.start()
+            pause_s = _RESTART_PAUSE_S
+        except (ValkeyFailed, DataDirInUse, OSError) as error:
+            log.error("the embedded Valkey did not start: %s", error)
+            pause_s = min(_RESTART_PAUSE_MAX_S, pause_s * 2)
+        await asyncio.sleep(pause_s)
+
+
+async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket.socket) -> None:
+    """Serve on `listener` until a signal, then stop gracefully."""
+    server = _Server(
+        uvicorn.Config(
+            runtime.app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            limit_concurrency=config.server.connections_max,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+        )
+    )
+    stop = asyncio.Event()
+    again = asyncio.Event()
+
+    def on_signal() -> None:
+        (again if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            await _drain(runtime, again, config.server.shutdown_grace_s)
+            server.should_exit = True
+        await serving
+    finally:
+        stopping.cancel()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _drain(runtime: Runtime, hurry: asyncio.Event, grace_s: float) -> None:
+    """Let what runs finish, at most `grace_s`, then cut it."""
+    log.info("stopping: no new work is taken; what runs has %g s", grace_s)
+    runtime.start_draining()
+    waits = {asyncio.create_task(event.wait()) for event in (runtime.state.idle, hurry)}
+    await asyncio.wait(waits, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    runtime.cut()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling, which knows no draining."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,292 @@
+"""From a classified request to an answer: a place, an engine, and what follows when that fails.
+
+    place -> try an engine -> answer
+               | failed, may be sent again       -> place, without that engine
+               | failed, may have started        -> its error
+    no place, or nothing left to try             -> a relay that is allowed, else the refusal
+
+One `AttemptBudget` covers engines and relays (`policy/retry.py`). Every lease and response has one owner at a time:
+this module until it hands out an `Answer`, then the answer.
+"""
+
+from collections.abc import Mapping
+
+from router.clock import Clock
+from router.config.model import ModelConfig, TimeoutConfig
+from router.errors import ApiError
+from router.flow.answer import Answer
+from router.flow.failure import AttemptFailed, from_transport
+from router.flow.gate import Gate, NoPlace, PlaceRequest
+from router.flow.job import Job, Refusal
+from router.flow.lease import Lease
+from router.flow.line import BatchLine, QueueClosed, QueueFull, QueueWaitOver
+from router.flow.outgoing import to_engine
+from router.flow.reading import read_answer
+from router.flow.relaying import Relays
+from router.observe.metrics import Metrics
+from router.policy.admission import RefusalCause
+from router.policy.demand import RequestClass
+from router.policy.outcome import Outcome
+from router.policy.retry import AttemptBudget, Failure, RetryRules
+from router.queue.store import QueueDown, Ticket
+from router.request import RequestRecord
+from router.upstream.api import ConnectFailed, UpstreamError, UpstreamRequest
+from router.upstream.engine import Engine
+
+#: An engine that said 503 is left alone for this long: about the time a seat takes to come free.
+_BUSY_PAUSE_S = 0.5
+#: A plain answer's first byte comes with its last token: so many seconds more for each token it may have.
+_S_PER_OUTPUT_TOKEN = 0.25
+
+
+class ModelFlow:
+    """Everything one model needs to answer requests. Made once by the composition root."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        gate: Gate,
+        line: BatchLine | None,
+        engines: Mapping[str, Engine],
+        relays: Relays,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self.config = config
+        self.gate = gate
+        self.line = line
+        self.engines = engines
+        self.relays = relays
+        self._clock = clock
+        self._metrics = metrics
+        self._rules = RetryRules(config.attempts_max, config.retry_started)
+
+    async def send(self, job: Job, record: RequestRecord) -> Answer:
+        """An answer whose status is known and of which the client has seen nothing yet; the caller closes it.
+
+        Raises: `Refusal`. Cancelled, everything taken is given back.
+        """
+        budget = AttemptBudget(self._rules)
+        excluded: frozenset[str] = frozenset()
+        hold_until_s: float | None = None
+        ticket: Ticket | None = None
+        last: AttemptFailed | None = None
+        while True:
+            place = PlaceRequest(job.place_id, job.request_class, job.demand, excluded, job.only, hold_until_s)
+            try:
+                lease, ticket = await self._place(place, ticket, record)
+            except Refusal as refusal:
+                if last is not None and refusal.outcome is Outcome.REFUSED_NO_ENGINE:
+                    refusal = Refusal(last.error, last.outcome)
+                return await self.relays.send(job, record, budget, refusal)
+            if hold_until_s is None and self.config.chat is not None:
+                hold_until_s = record.arrived_at_s + self.config.chat.ttft_target_s * self.config.chat.hold_ratio
+            budget.begin()
+            record.attempts = budget.attempts
+            try:
+                return await self._try_engine(job, lease, record)
+            except AttemptFailed as failed:
+                last = failed
+                if failed.failure is Failure.BUSY:
+                    self.gate.pause(lease.engine, _BUSY_PAUSE_S)
+                    if job.request_class is RequestClass.BATCH:
+                        # Backpressure costs batch time, which it has, not attempts; the queue's longest wait bounds it.
+                        budget.forgive()
+                else:
+                    excluded |= {lease.engine}
+                if not budget.may_try_again(failed.failure):
+                    raise Refusal(failed.error, failed.outcome) from failed
+
+    async def send_light(self, job: Job, record: RequestRecord) -> Answer:
+        """A call that touches only an engine's tokenizer: no place, no lease. The batch pool's engines come first:
+        chat does not wait for their tokenizer threads.
+
+        Raises: `Refusal`.
+        """
+        refusal = self._no_place(NoPlace(RefusalCause.NO_ENGINE, 10.0), RequestClass.CHAT)
+        names = dict.fromkeys(name for pool in reversed(self.config.pools) for name in pool.engines)
+        for name in names:
+            engine = self.engines[name]
+            if not engine.status.can_serve or job.only not in (None, name):
+                continue
+            record.engine = name
+            record.attempts += 1
+            record.sent_at_s = self._clock.now_s()
+            outgoing = to_engine(
+                job.request, job.headers, served_model_name=self.config.served_model_name, edits=job.edits
+            )
+            try:
+                return await self._exchange(job, engine, outgoing, self.config.pools[0].timeouts, None, record)
+            except AttemptFailed as failed:
+                _tell(engine, failed)
+                refusal = Refusal(failed.error, failed.outcome)
+                if failed.failure.can_have_started or record.attempts >= self.config.attempts_max:
+                    break
+        raise refusal
+
+    # -- a place ------------------------------------------------------------------------------------------------
+
+    async def _place(
+        self, place: PlaceRequest, ticket: Ticket | None, record: RequestRecord
+    ) -> tuple[Lease, Ticket | None]:
+        asked_at_s = self._clock.now_s()
+        try:
+            if place.request_class is RequestClass.CHAT:
+                lease = await self.gate.admit_chat(place)
+                record.hold_wait_s += self._clock.now_s() - asked_at_s
+            else:
+                lease, ticket = await self._place_batch(place, ticket)
+                record.queue_wait_s += self._clock.now_s() - asked_at_s
+        except NoPlace as none:
+            raise self._no_place(none, place.request_class) from None
+        record.pool = lease.pool.value
+        record.engine = lease.engine
+        if lease.borrowed and ",borrowed" not in record.reason:
+            record.reason += ",borrowed"
+            self._metrics.borrowed.labels(self.config.name).inc()
+        return lease, ticket
+
+    async def _place_batch(self, place: PlaceRequest, ticket: Ticket | None) -> tuple[Lease, Ticket]:
+        line = self.line
+        assert line is not None, "a batch pool has a line"
+        if not self.gate.is_serving(RequestClass.BATCH):
+            raise NoPlace(RefusalCause.NO_ENGINE, 10.0)
+        retry_after_s = self.gate.retry_after_s(RequestClass.BATCH, place.demand.kv_tokens)
+        try:
+            turn = await line.wait(place, place=ticket)
+        except QueueFull as full:
+            self._metrics.queue_refusals.labels(self.config.name, full.refusal.value).inc()
+            error = ApiError(
+                429,
+                "batch_queue_full",
+                f"The batch queue of {self.config.name} is full ({full.refusal.value.replace('_', ' ')}); this request "
+                f"asks for {place.demand.kv_tokens:,} KV tokens. Send it again later.",
+                retry_after_s=retry_after_s,
+            )
+            raise Refusal(error, Outcome.REFUSED_QUEUE_FULL) from None
+        except QueueDown:
+            self._metrics.queue_refusals.labels(self.config.name, "down").inc()
+            error = ApiError(
+                503,
+                "batch_queue_unavailable",
+                f"The batch queue of {self.config.name} is away; chat goes on. Send the request again later.",
+                retry_after_s=5,
+            )
+            raise Refusal(error, Outcome.REFUSED_QUEUE_DOWN) from None
+        except QueueClosed:
+            error = ApiError(
+                503,
+                "shutting_down",
+                "This router is stopping before the request's turn came. Send it again; another one takes it.",
+                retry_after_s=5,
+            )
+            raise Refusal(error, Outcome.REFUSED_SHUTDOWN) from None
+        except QueueWaitOver:
+            error = ApiError(
+                503,
+                "batch_queue_wait_over",
+                f"The request waited {self.config.batch.queue_wait_max_s if self.config.batch else 0:g} s in the batch "
+                "queue without finding room. Send it again later.",
+                retry_after_s=retry_after_s,
+            )
+            raise Refusal(error, Outcome.REFUSED_QUEUE_WAIT) from None
+        return turn.lease, turn.ticket
+
+    def _no_place(self, none: NoPlace, request_class: RequestClass) -> Refusal:
+        if none.cause is RefusalCause.NO_ENGINE:
+            error = ApiError(
+                503,
+                "no_engine_available",
+                f"No engine of {self.config.name} serves {request_class.value} requests right now. Try again.",
+                retry_after_s=none.retry_after_s,
+            )
+            return Refusal(error, Outcome.REFUSED_NO_ENGINE)
+        error = ApiError(
+            429,
+            "chat_pool_full",
+            f"{self.config.name} has no room for another chat request within its first-token target. Try again in the "
+            "time that Retry-After says.",
+            retry_after_s=none.retry_after_s,
+        )
+        return Refusal(error, Outcome.REFUSED_CHAT_FULL)
+
+    # -- one attempt --------------------------------------------------------------------------------------------
+
+    async def _try_engine(self, job: Job, lease: Lease, record: RequestRecord) -> Answer:
+        """One request to one engine. Raises `AttemptFailed`; the lease is then back."""
+        engine = self.engines[lease.engine]
+        pool = self.config.pool(lease.pool)
+        assert pool is not None, "a lease is of a pool that exists"
+        outgoing = to_engine(job.request, job.headers, served_model_name=self.config.served_model_name, edits=job.edits)
+        record.sent_at_s = self._clock.now_s()
+        result = "answered"
+        try:
+            limits = first_byte_limits(pool.timeouts, job)
+            answer = await self._exchange(job, engine, outgoing, limits, lease, record)
+        except AttemptFailed as failed:
+            result = failed.failure.value
+            _tell(engine, failed)
+            lease.release()
+            raise
+        except BaseException:
+            result = "left"
+            lease.release()
+            raise
+        finally:
+            self._metrics.attempts.labels(self.config.name, lease.engine, result).inc()
+        engine.note_request_ok()
+        answer.on_cut = lambda _error: engine.note_request_lost()
+        return answer
+
+    async def _exchange(
+        self,
+        job: Job,
+        engine: Engine,
+        outgoing: UpstreamRequest,
+        limits: TimeoutConfig,
+        lease: Lease | None,
+        record: RequestRecord,
+    ) -> Answer:
+        name = f"Engine {engine.name}"
+        try:
+            response = await engine.upstream.open(
+                outgoing, connect_s=limits.connect_s, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s
+            )
+        except UpstreamError as error:
+            raise from_transport(error, name) from error
+        return await read_answer(
+            response,
+            job.request,
+            record,
+            self._clock,
+            name=name,
+            lease=lease,
+            first_byte_s=limits.first_byte_s,
+            commit_after_s=self.config.commit_after_s,
+        )
+
+
+def first_byte_limits(timeouts: TimeoutConfig, job: Job) -> TimeoutConfig:
+    """The limits for this request: a plain answer has its first byte only after its last token."""
+    if job.request.stream or not job.request.endpoint.generates:
+        return timeouts
+    extra_s = job.demand.output_tokens * _S_PER_OUTPUT_TOKEN
+    return TimeoutConfig(timeouts.connect_s, timeouts.first_byte_s + extra_s, timeouts.idle_s)
+
+
+def _tell(engine: Engine, failed: AttemptFailed) -> None:
+    """What a failed attempt says about the engine itself."""
+    match failed.failure:
+        case Failure.CONNECT_FAILED:
+            cause = failed.__cause__
+            engine.note_connect_failed(cause if isinstance(cause, ConnectFailed) else None)
+        case Failure.LOST | Failure.SERVER_ERROR:
+            engine.note_request_lost()
+        case Failure.FIRST_BYTE_LATE:
+            engine.note_request_timeout()
+        case Failure.BUSY:
+            engine.note_backpressure()
+        case Failure.SHUTTING_DOWN | Failure.ABORTED_EMPTY:
+            engine.note_shutdown_seen()
+        case Failure.REFUSED_OUR_KEY:
+            pass  # a mistake in the configuration, not the engine's health

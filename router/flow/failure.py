@@ -1,0 +1,117 @@
+"""What an engine's or relay's failing answer means, and the error a client would get for it.
+
+Cases of an answer that is not a success, in order:
+    503, 429                         busy: backpressure, not a fault
+    500 "shutting down"              cannot have started
+    401, 403                         the other side refuses the router's own key; its words may echo it and stay here
+    501, other 4xx                   the client's own: passed on, made readable for SDKs where it is not
+    other 5xx                        the other side failed on it
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from router.errors import ApiError
+from router.policy.outcome import Outcome
+from router.policy.retry import Failure
+from router.upstream.api import ConnectFailed, UpstreamError, UpstreamTimeout
+from router.upstream.behaviour import cannot_have_started
+
+_MESSAGE_MAX_CHARS = 1000
+
+
+class AttemptFailed(Exception):
+    """One attempt is over without a byte to the client. `error` and `outcome` are what the client gets if it was the
+    last."""
+
+    def __init__(self, failure: Failure, error: ApiError, outcome: Outcome) -> None:
+        super().__init__(failure.value)
+        self.failure = failure
+        self.error = error
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """The client's own mistake: this body and status go to it."""
+
+    status: int
+    body: bytes
+
+
+def from_transport(error: UpstreamError, name: str) -> AttemptFailed:
+    """The connection to `name` failed before the client got a byte."""
+    if isinstance(error, ConnectFailed):
+        api = ApiError(
+            503, "engine_unreachable", f"{name} cannot be reached and no other took over. Try again.", retry_after_s=5
+        )
+        return AttemptFailed(Failure.CONNECT_FAILED, api, Outcome.REFUSED_NO_ENGINE)
+    if isinstance(error, UpstreamTimeout):
+        api = ApiError(
+            504,
+            "engine_timeout",
+            f"{name} was silent for {error.limit_s:g} s ({error.phase} limit). It may have worked on the request, so "
+            "it was not sent again.",
+        )
+        return AttemptFailed(Failure.FIRST_BYTE_LATE, api, Outcome.ENGINE_TIMEOUT)
+    api = ApiError(
+        502,
+        "engine_lost",
+        f"{name} was lost after it took the request and before it answered. It may have worked on it, so it was not "
+        "sent again.",
+    )
+    return AttemptFailed(Failure.LOST, api, Outcome.ENGINE_LOST)
+
+
+def from_answer(status: int, body: bytes, name: str, *, retry_after: str | None = None) -> AttemptFailed | PassOn:
+    """`name` answered `status` (>= 400) with `body`, or said so in the first event of a stream."""
+    message = _message(body)
+    if status in (429, 503):
+        wait_s = float(retry_after) if retry_after is not None and retry_after.isdecimal() else 2.0
+        api = ApiError(429, "engine_busy", f"{name} is busy. Try again.", retry_after_s=wait_s)
+        return AttemptFailed(Failure.BUSY, api, Outcome.REFUSED_CHAT_FULL)
+    if cannot_have_started(status, message):
+        api = ApiError(503, "engine_shutting_down", f"{name} is shutting down. Try again.", retry_after_s=5)
+        return AttemptFailed(Failure.SHUTTING_DOWN, api, Outcome.REFUSED_NO_ENGINE)
+    if status in (401, 403):
+        api = ApiError(
+            502, "engine_refused_router", f"{name} refused the router's own key; its operator has to mend it."
+        )
+        return AttemptFailed(Failure.REFUSED_OUR_KEY, api, Outcome.ENGINE_ERROR)
+    if status < 500 or status == 501:
+        return PassOn(status, _readable(status, body, message))
+    api = ApiError(502, "engine_error", f"{name} failed on the request ({status}): {message or 'no reason given'}")
+    return AttemptFailed(Failure.SERVER_ERROR, api, Outcome.ENGINE_ERROR)
+
+
+def empty_abort(name: str) -> AttemptFailed:
+    """A 200 that ended as aborted without one token: an engine that is shutting down."""
+    api = ApiError(
+        503, "engine_shutting_down", f"{name} gave the request up before it began. Try again.", retry_after_s=5
+    )
+    return AttemptFailed(Failure.ABORTED_EMPTY, api, Outcome.REFUSED_NO_ENGINE)
+
+
+def _readable(status: int, body: bytes, message: str) -> bytes:
+    """The body as it is if an SDK can read it, else its message in the OpenAI shape."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError):
+        value = None
+    if isinstance(value, dict) and isinstance(value.get("error"), dict):
+        return body
+    return ApiError(status, "engine_refused", message or "The engine refused the request without a reason.").body()
+
+
+def _message(body: bytes) -> str:
+    """The words of an error body of any known shape, shortened."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
+    found = value
+    for key in ("error", "message", "detail"):
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+    return found[:_MESSAGE_MAX_CHARS] if isinstance(found, str) else ""

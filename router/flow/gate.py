@@ -1,0 +1,192 @@
+"""Where a request gets its place: the asyncio driver of the ledger of one model.
+
+It draws the dice, sets the one timer, wakes who was decided upon, and hands out `Lease`s. It decides nothing itself
+(`policy/admission.py` does) and never touches Redis for chat. Every call runs on the event loop; between checking
+and changing state nothing is awaited.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from router.clock import Clock
+from router.flow.lease import Lease
+from router.policy.admission import (
+    Admission,
+    AdmissionSnapshot,
+    Admitted,
+    Decision,
+    Held,
+    Offer,
+    RefusalCause,
+    Refused,
+)
+from router.policy.demand import Demand, RequestClass
+
+
+class NoPlace(Exception):
+    """There is no place and there will be none in time. `retry_after_s` is when one is likely."""
+
+    def __init__(self, cause: RefusalCause, retry_after_s: float) -> None:
+        super().__init__(cause.value)
+        self.cause = cause
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRequest:
+    """What the gate is asked for. `excluded`: engines tried already; `only`: the one that can answer."""
+
+    request_id: str
+    request_class: RequestClass
+    demand: Demand
+    excluded: frozenset[str] = frozenset()
+    only: str | None = None
+    hold_until_s: float | None = None
+
+
+class Gate:
+    """The door of one model. `on_room` is called whenever a batch request may have found room."""
+
+    def __init__(self, admission: Admission, clock: Clock, *, rng: random.Random) -> None:
+        self._admission = admission
+        self._clock = clock
+        self._rng = rng
+        self._held: dict[str, asyncio.Future[Admitted | Refused]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = float("inf")
+        self.on_room: Callable[[], None] = lambda: None
+
+    # -- places -------------------------------------------------------------------------------------------------
+
+    async def admit_chat(self, request: PlaceRequest) -> Lease:
+        """A place for a chat request, at once or after the bounded hold.
+
+        Raises: `NoPlace`. Cancelled while held, the request is withdrawn and holds nothing.
+        """
+        decision = self._offer(request)
+        if isinstance(decision, Held):
+            decision = await self._wait_held(request.request_id, decision.until_s)
+        if isinstance(decision, Admitted):
+            return self._lease(decision, request.demand)
+        assert isinstance(decision, Refused), "chat is admitted, held or refused"
+        raise NoPlace(decision.cause, decision.retry_after_s)
+
+    def try_batch(self, request: PlaceRequest) -> Lease | None:
+        """A place for a batch request now, or None."""
+        decision = self._offer(request)
+        return self._lease(decision, request.demand) if isinstance(decision, Admitted) else None
+
+    def room_tokens(self) -> int:
+        """The largest batch demand that could start now."""
+        return self._admission.room_tokens(self._clock.now_s())
+
+    def is_serving(self, request_class: RequestClass) -> bool:
+        return self._admission.is_serving(request_class)
+
+    def retry_after_s(self, request_class: RequestClass, missing_tokens: int) -> float:
+        """When `missing_tokens` will have come back, by the measured drain, spread so that clients do not return
+        together."""
+        return self._admission.retry_after_s(request_class, missing_tokens, self._clock.now_s(), self._rng.random())
+
+    # -- what leases report -------------------------------------------------------------------------------------
+
+    def first_token(self, request_id: str) -> None:
+        self._carry_out(self._admission.first_token(request_id, self._clock.now_s()))
+        self.on_room()
+
+    def true_up(self, request_id: str, demand: Demand) -> None:
+        self._carry_out(self._admission.true_up(request_id, demand, self._clock.now_s()))
+
+    def release(self, request_id: str) -> None:
+        self._carry_out(self._admission.finish(request_id, self._clock.now_s()))
+        self.on_room()
+
+    # -- engines ------------------------------------------------------------------------------------------------
+
+    def set_serving(self, engine: str, serving: bool) -> None:
+        self._carry_out(self._admission.set_serving(engine, serving, self._clock.now_s()))
+        self.on_room()
+
+    def resize(self, engine: str, capacity_tokens: int, block_size_tokens: int) -> None:
+        now_s = self._clock.now_s()
+        self._carry_out(self._admission.resize(engine, capacity_tokens, block_size_tokens, now_s))
+        self.on_room()
+
+    def pause(self, engine: str, seconds: float) -> None:
+        """The engine said it is busy."""
+        self._admission.pause(engine, self._clock.now_s() + seconds)
+
+    def snapshot(self) -> AdmissionSnapshot:
+        return self._admission.snapshot()
+
+    def close(self) -> None:
+        """Stop the timer; to be called when nobody is held any more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- driving ------------------------------------------------------------------------------------------------
+
+    def _offer(self, request: PlaceRequest) -> Decision:
+        offer = Offer(
+            request.request_id,
+            request.request_class,
+            request.demand,
+            sample=self._rng.random(),
+            spread=self._rng.random(),
+            excluded=request.excluded,
+            only=request.only,
+            hold_until_s=request.hold_until_s,
+        )
+        (decision,) = self._admission.offer(offer, self._clock.now_s())
+        return decision
+
+    async def _wait_held(self, request_id: str, until_s: float) -> Admitted | Refused:
+        future: asyncio.Future[Admitted | Refused] = asyncio.get_running_loop().create_future()
+        self._held[request_id] = future
+        self._wake_at(until_s)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Also the tick in which it was admitted and its client left: the place goes back at once.
+            self.release(request_id)
+            raise
+        finally:
+            self._held.pop(request_id, None)
+
+    def _carry_out(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            assert isinstance(decision, Admitted | Refused), "a held request is admitted or refused"
+            future = self._held.get(decision.request_id)
+            if future is not None and not future.done():
+                future.set_result(decision)
+
+    def _wake_at(self, at_s: float) -> None:
+        """One timer for all holds, at the earliest end."""
+        if self._timer is not None and self._timer_at_s <= at_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_s = at_s
+        delay_s = max(0.0, at_s - self._clock.now_s())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._timer_at_s = float("inf")
+        self._carry_out(self._admission.expire(self._clock.now_s()))
+        next_s = self._admission.next_expiry_s()
+        if next_s is not None:
+            self._wake_at(next_s)
+
+    def _lease(self, admitted: Admitted, demand: Demand) -> Lease:
+        return Lease(
+            self,
+            admitted.request_id,
+            engine=admitted.engine,
+            pool=admitted.pool,
+            borrowed=admitted.borrowed,
+            demand=demand,
+        )

@@ -1,0 +1,37 @@
+"""A request on its way through the flow, and the end of one that gets no answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.errors import ApiError
+from router.policy.demand import Demand, RequestClass
+from router.policy.outcome import Outcome
+from router.request import ParsedRequest
+
+_NO_DEMAND = Demand(prompt_tokens=0, longest_prompt_tokens=0, output_tokens=0)
+
+
+class Refusal(Exception):
+    """The request ends without an answer of an engine or relay."""
+
+    def __init__(self, error: ApiError, outcome: Outcome) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request on its way. `place_id` is unique in this process. `edits` change the body further. `only`: the one
+    engine that can answer it. `may_relay`: not where another router relayed it already.
+    `request_class` and `demand` are what sizing found; a call that only tokenizes keeps the defaults."""
+
+    place_id: str
+    request: ParsedRequest
+    headers: Sequence[tuple[str, str]]
+    only: str | None = None
+    may_relay: bool = True
+    request_class: RequestClass = RequestClass.CHAT
+    demand: Demand = _NO_DEMAND
+    edits: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,177 @@
+"""Reading an upstream's answer as far as it takes to know that it is one.
+
+A stream is read up to its first token, a plain answer whole if it is small: until then it can turn out to be an error,
+an abort before any token, or nothing at all, and the request may still go elsewhere. What was read is the answer's
+`preface`.
+"""
+
+from dataclasses import dataclass
+
+from router.clock import Clock
+from router.errors import ApiError
+from router.flow.answer import Answer, Chunks
+from router.flow.failure import AttemptFailed, PassOn, empty_abort, from_answer, from_transport
+from router.flow.lease import Lease
+from router.policy.outcome import Outcome
+from router.policy.retry import Failure
+from router.request import ParsedRequest, RequestRecord
+from router.upstream.api import Upstream, UpstreamError, UpstreamRequest, UpstreamResponse
+from router.upstream.sse import body_kind
+
+#: Error bodies are read up to here; an engine's longest are a few kB.
+_ERROR_MAX_BYTES = 256 * 1024
+#: An answer that is not streamed is read whole up to here, so that an empty abort can still be tried again.
+_WHOLE_MAX_BYTES = 1024 * 1024
+#: Control calls: an answer that a person waits for, and the largest one worth keeping.
+_CONTROL_S = 5.0
+_FETCH_MAX_BYTES = 64 * 1024 * 1024
+
+
+async def read_answer(
+    response: UpstreamResponse,
+    request: ParsedRequest,
+    record: RequestRecord,
+    clock: Clock,
+    *,
+    name: str,
+    lease: Lease | None,
+    first_byte_s: float,
+    commit_after_s: float,
+) -> Answer:
+    """Turn a response into an `Answer`, as far as it must be read to know that it is one.
+
+    Takes over `response`: it is closed on every failure. Raises: `AttemptFailed`.
+    """
+    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+    answer = Answer(
+        status=response.status,
+        headers=response.headers,
+        is_stream=is_stream and response.status < 400,
+        response=response,
+        chunks=Chunks(response),
+        request=request,
+        record=record,
+        clock=clock,
+        lease=lease,
+        first_byte_s=first_byte_s,
+    )
+    try:
+        if response.status >= 400:
+            return await _read_error(answer, name)
+        if answer.is_stream:
+            return await _read_stream_start(answer, name, commit_after_s)
+        return await _read_plain(answer, name)
+    except UpstreamError as error:
+        await _close_response(answer)
+        raise from_transport(error, name) from error
+    except BaseException:
+        await _close_response(answer)
+        raise
+
+
+async def _read_error(answer: Answer, name: str) -> Answer:
+    body = await _read_up_to(answer, _ERROR_MAX_BYTES)
+    meaning = from_answer(answer.status, body, name, retry_after=answer.headers.get("retry-after"))
+    if isinstance(meaning, AttemptFailed):
+        raise meaning
+    return await _pass_on(answer, meaning)
+
+
+async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -> Answer:
+    found = await answer.read_first_event(commit_after_s=commit_after_s)
+    if found is None:
+        return answer
+    if found.kind == "abort":
+        raise empty_abort(name)
+    if found.kind == "done" and not answer.preface:
+        api = ApiError(502, "engine_lost", f"{name} ended its stream before the first event.")
+        raise AttemptFailed(Failure.LOST, api, Outcome.ENGINE_LOST)
+    if found.kind == "error":
+        status = found.code if found.code is not None and 400 <= found.code < 600 else 500
+        body = ApiError(status, "engine_refused", found.message).body()
+        meaning = from_answer(status, body, name)
+        if isinstance(meaning, AttemptFailed):
+            raise meaning
+        return await _pass_on(answer, meaning)
+    return answer
+
+
+async def _read_plain(answer: Answer, name: str) -> Answer:
+    """An answer in one piece, up to a bound; a longer one goes through as it comes."""
+    assert answer.chunks is not None
+    parts: list[bytes] = []
+    size = 0
+    while size < _WHOLE_MAX_BYTES:
+        chunk = await answer.chunks.next()
+        if chunk is None:
+            answer.chunks = None
+            break
+        parts.append(answer.pass_on(chunk))
+        size += len(chunk)
+    answer.preface = b"".join(parts)
+    if answer.chunks is None and answer.request.endpoint.generates and body_kind(answer.preface).kind == "abort":
+        raise empty_abort(name)
+    answer.saw_output()
+    return answer
+
+
+async def _read_up_to(answer: Answer, limit_bytes: int) -> bytes:
+    assert answer.chunks is not None
+    parts: list[bytes] = []
+    size = 0
+    while size < limit_bytes and (chunk := await answer.chunks.next()) is not None:
+        parts.append(chunk)
+        size += len(chunk)
+    return b"".join(parts)
+
+
+async def _pass_on(answer: Answer, meaning: PassOn) -> Answer:
+    """The engine's refusal becomes the answer; nothing more is read, and its place is free."""
+    await answer.aclose()
+    answer.status = meaning.status
+    answer.headers = {"content-type": "application/json"}
+    answer.is_stream = False
+    answer.chunks = None
+    answer.preface = meaning.body
+    answer.outcome = Outcome.CLIENT_ERROR
+    return answer
+
+
+async def _close_response(answer: Answer) -> None:
+    """Close the socket only; the lease is the caller's business here."""
+    assert answer.response is not None
+    if answer.chunks is not None:
+        await answer.chunks.stop()
+    await answer.response.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A small answer read whole."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+async def fetch(upstream: Upstream, method: str, path: str) -> Fetched | None:
+    """One small control call; None if it fails or takes longer than a person would wait."""
+    try:
+        response = await upstream.open(
+            UpstreamRequest(method, path), connect_s=_CONTROL_S, first_byte_s=_CONTROL_S, idle_s=_CONTROL_S
+        )
+    except UpstreamError:
+        return None
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in response.chunks():
+            parts.append(chunk)
+            size += len(chunk)
+            if size > _FETCH_MAX_BYTES:
+                return None
+    except UpstreamError:
+        return None
+    finally:
+        await response.aclose()
+    return Fetched(response.status, response.headers.get("content-type", "application/json"), b"".join(parts))

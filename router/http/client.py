@@ -1,0 +1,209 @@
+"""The client's side of one call: its body, its leaving, and what is sent to it.
+
+Every wait for the client has a bound: a body that does not come, a reader that does not read.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+from starlette.types import Message, Receive, Scope, Send
+
+from router.errors import ApiError, ErrorShape
+from router.request import RequestRecord
+
+#: A client that sends no byte of its body for so long is given up.
+_UPLOAD_IDLE_S = 60.0
+#: A client that reads no byte for so long is given up; its engine is told by closing.
+_WRITE_STALL_S = 300.0
+
+
+class ClientLeft(Exception):
+    """The client closed its connection, or stopped reading or sending."""
+
+
+class BufferBudget:
+    """Bytes of request bodies that this process holds at once. Taking is refused past the bound, never delayed."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.used_bytes = 0
+
+    def take(self, size_bytes: int) -> None:
+        """Raises: `ApiError` 429 where the bound would be passed; nothing is taken then."""
+        if self.used_bytes + size_bytes > self._max_bytes:
+            raise ApiError(
+                429,
+                "request_buffers_full",
+                f"The router already holds {self.used_bytes:,} of at most {self._max_bytes:,} bytes of request bodies. "
+                "Send the request again later.",
+                retry_after_s=2,
+            )
+        self.used_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+
+
+class Body:
+    """A request body being read and held; `with` gives its bytes back to the budget."""
+
+    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, budget: BufferBudget) -> None:
+        self._headers = scope["headers"]
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._budget = budget
+        self._taken_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.give_back(self._taken_bytes)
+        self._taken_bytes = 0
+
+    async def read(self) -> bytes:
+        """The whole body.
+
+        Raises: `ApiError` 413 past the limit (before reading, where the length is declared), 415 for a compressed body,
+        429 past the budget; `ClientLeft` if it ends early.
+        """
+        self._check_headers()
+        parts: list[bytes] = []
+        while True:
+            try:
+                async with asyncio.timeout(_UPLOAD_IDLE_S):
+                    message = await self._receive()
+            except TimeoutError:
+                raise ClientLeft from None
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            part = message.get("body", b"")
+            if self._taken_bytes + len(part) > self._max_bytes:
+                raise self._too_large(f"more than {self._max_bytes:,}")
+            self._budget.take(len(part))
+            self._taken_bytes += len(part)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _check_headers(self) -> None:
+        for name, value in self._headers:
+            if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+                raise self._too_large(f"{int(value):,}")
+            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+                raise ApiError(
+                    415,
+                    "unsupported_content_encoding",
+                    f"The body is compressed ({value.decode('latin-1')[:40]!r}); send it uncompressed.",
+                )
+
+    def _too_large(self, size: str) -> ApiError:
+        return ApiError(
+            413,
+            "request_too_large",
+            f"The body has {size} bytes; the limit is {self._max_bytes:,}. Send less, or raise server.body_max_bytes.",
+        )
+
+
+class ClientWatch:
+    """`async with` around the work for a client whose body is read: if it leaves, the work is cancelled and
+    `ClientLeft` is raised in its place."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._left = False
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None, "a watch belongs to a task"
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        if self._left:
+            # Our own cancellation; another one (shutdown) stays pending and goes on.
+            others = self._task.uncancel()
+            if others == 0 and (kind is None or issubclass(kind, asyncio.CancelledError)):
+                raise ClientLeft from error
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left = True
+        self._task.cancel()
+
+
+class Reply:
+    """What goes to the client. `started` tells whether the status is out, after which an error is only an event."""
+
+    def __init__(self, send: Send, record: RequestRecord, shape: ErrorShape) -> None:
+        self._send = send
+        self._record = record
+        self.shape = shape
+        self.started = False
+        self.finished = False
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Status and headers, with the router's own added."""
+        self._record.status = status
+        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        pairs.extend((name.encode(), value.encode()) for name, value in router_headers(self._record).items())
+        self.started = True
+        await self._bounded({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def write(self, chunk: bytes) -> None:
+        self._record.bytes_out += len(chunk)
+        await self._bounded({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end(self, chunk: bytes = b"") -> None:
+        self._record.bytes_out += len(chunk)
+        self.finished = True
+        await self._bounded({"type": "http.response.body", "body": chunk, "more_body": False})
+
+    async def fail(self, error: ApiError) -> None:
+        """A whole error answer, or one last event where the answer has begun."""
+        self._record.error_code = error.code
+        if self.finished:
+            return
+        if self.started:
+            await self.end(error.event(self.shape))
+            return
+        body = error.body(self.shape)
+        await self.start(error.status, {**error.response_headers(), "content-length": str(len(body))})
+        await self.end(body)
+
+    async def _bounded(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(_WRITE_STALL_S):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientLeft from None
+
+
+def router_headers(record: RequestRecord) -> dict[str, str]:
+    """What the router says about its decision; only what is known. Names are percent-encoded where they are not
+    plain ASCII."""
+    headers = {"x-request-id": record.request_id, "x-router-queue-wait-ms": f"{record.queue_wait_s * 1000:.0f}"}
+    if record.pool != "none":
+        headers["x-router-pool"] = record.pool
+    if record.engine is not None:
+        headers["x-router-engine"] = _ascii(record.engine)
+    if record.relay is not None:
+        headers["x-router-relay"] = _ascii(record.relay)
+    if record.reason != "none":
+        headers["x-router-reason"] = record.reason
+    if record.count is not None:
+        headers["x-router-prompt-tokens"] = str(record.count.prompt_tokens)
+        headers["x-router-prompt-tokens-exact"] = "true" if record.count.exact else "false"
+    return headers
+
+
+def _ascii(name: str) -> str:
+    return quote(name, safe=" !#$&'()*+,/:;=?@[]-._~")

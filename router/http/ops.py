@@ -1,0 +1,105 @@
+"""Routes that generate nothing: health, metrics, the model list, and answers that engines keep."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from router.errors import ApiError
+from router.http.responses import fetch_stored
+from router.http.service import ModelService, RouterState
+from router.observe.metrics import CONTENT_TYPE
+
+
+class Ops:
+    """The handlers, over the state of this process."""
+
+    def __init__(self, state: RouterState) -> None:
+        self._state = state
+        self._created_unix_s = int(state.clock.unix_s())
+
+    async def healthz(self, _: Request) -> Response:
+        """The process lives and its loop turns."""
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self, _: Request) -> Response:
+        """200 while new work is taken: not stopping, and an engine serves."""
+        state = self._state
+        models = {service.config.name: self._readiness(service) for service in state.models}
+        ready = not state.draining and any(model["serving"] for model in models.values())
+        status = "draining" if state.draining else "ready" if ready else "no engine serves"
+        body = {"status": status, "models": models}
+        return JSONResponse(body, 200 if ready else 503, headers={} if ready else {"retry-after": "5"})
+
+    async def metrics(self, _: Request) -> Response:
+        self.refresh_gauges()
+        return Response(self._state.metrics.page(), headers={"content-type": CONTENT_TYPE})
+
+    async def models(self, _: Request) -> Response:
+        """All names that clients may use, aliases among them; never asks an engine."""
+        cards = [self._card(name, service) for name, service in self._state.models.by_name.items()]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        service = self._state.models.by_name.get(name)
+        if service is None:
+            raise ApiError(404, "model_not_found", f"The model {name[:200]!r} does not exist here.", param="model")
+        return JSONResponse(self._card(name, service))
+
+    async def stored_response(self, request: Request) -> Response:
+        """GET /v1/responses/{id}: the engine that keeps it answers."""
+        return await self._stored(request, suffix="", method="GET")
+
+    async def cancel_response(self, request: Request) -> Response:
+        return await self._stored(request, suffix="/cancel", method="POST")
+
+    def refresh_gauges(self) -> None:
+        """Set what is a state, not an event, to what it is now."""
+        state = self._state
+        state.metrics.in_flight.set(state.in_flight)
+        state.metrics.buffered.set(state.buffers.used_bytes)
+        for service in state.models:
+            name, flow = service.config.name, service.flow
+            state.metrics.show_admission(name, flow.gate.snapshot())
+            for engine in flow.engines.values():
+                state.metrics.engine_up.labels(name, engine.name).set(engine.status.can_serve)
+            if flow.line is not None:
+                stats = flow.line.stats
+                state.metrics.show_queue(
+                    name,
+                    requests=stats.requests,
+                    tokens=stats.tokens,
+                    oldest_age_s=stats.oldest_age_s,
+                    is_up=flow.line.is_up,
+                )
+            for relay in flow.relays.all:
+                state.metrics.relay_open.labels(relay.name).set(not relay.can_try)
+
+    def _readiness(self, service: ModelService) -> dict[str, Any]:
+        engines = {name: engine.status.state.value for name, engine in service.flow.engines.items()}
+        queue_up = service.flow.line.is_up if service.flow.line is not None else None
+        return {"serving": service.is_serving(), "engines": engines, "queue_up": queue_up}
+
+    def _card(self, name: str, service: ModelService) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created_unix_s,
+            "owned_by": "router",
+            "root": service.config.name,
+            "parent": None,
+            "max_model_len": service.max_model_len(),
+        }
+
+    async def _stored(self, request: Request, *, suffix: str, method: str) -> Response:
+        response_id = request.path_params["response_id"]
+        found = await fetch_stored(self._state, response_id, suffix=suffix, method=method)
+        if found is None:
+            raise ApiError(
+                404,
+                "response_not_found",
+                f"No engine keeps the response {response_id[:200]!r}; vLLM keeps answers only with "
+                "VLLM_ENABLE_RESPONSES_API_STORE=1, and only until it restarts.",
+            )
+        return Response(found.body, found.status, headers={"content-type": found.content_type})

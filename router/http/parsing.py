@@ -1,0 +1,217 @@
+"""Bytes to `ParsedRequest`, once.
+
+Here the client's own mistakes end as 400 with the field named; no engine hears of them. A duplicate key means its
+last value, here as in the engine (both parse so), and any rewriting leaves only that one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from router.errors import ApiError, bad_request
+from router.http.bodies import (
+    ChatBody,
+    CompletionsBody,
+    GenerationBody,
+    MessagesBody,
+    PoolingBody,
+    ResponsesBody,
+    missing,
+)
+from router.http.multipart import form_fields
+from router.policy.classify import Reason
+from router.policy.demand import RequestClass
+from router.request import Endpoint, OpaquePrompt, ParsedRequest
+
+_T = TypeVar("_T")
+
+#: The largest output cap and number of sequences that can mean anything; above it arithmetic would only overflow.
+_TOKENS_MAX = 2**31 - 1
+_N_MAX = 1024
+
+#: Endpoints whose streams carry usage only where `stream_options` asks for it.
+_USAGE_BY_OPTION = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+#: Endpoints that touch only the engine's tokenizer: no KV tokens, no seat.
+LIGHT_ENDPOINTS = frozenset({Endpoint.TOKENIZE, Endpoint.DETOKENIZE, Endpoint.COUNT_TOKENS})
+
+_BODIES: Mapping[Endpoint, type[GenerationBody]] = {
+    Endpoint.CHAT: ChatBody,
+    Endpoint.COMPLETIONS: CompletionsBody,
+    Endpoint.RESPONSES: ResponsesBody,
+    Endpoint.MESSAGES: MessagesBody,
+    Endpoint.EMBEDDINGS: PoolingBody,
+    Endpoint.SCORE: PoolingBody,
+    Endpoint.RERANK: PoolingBody,
+    Endpoint.POOLING: PoolingBody,
+    Endpoint.CLASSIFY: PoolingBody,
+}
+_DECODERS = {endpoint: msgspec.json.Decoder(body) for endpoint, body in _BODIES.items()}
+
+
+class _OnlyModel(msgspec.Struct):
+    model: str | None = None
+
+
+_MODEL_DECODER = msgspec.json.Decoder(_OnlyModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What the route knows before the body is read as JSON. `hint_header` is the value of `x-router-class`."""
+
+    request_id: str
+    endpoint: Endpoint
+    path: str
+    content_type: str
+    body: bytes
+    hint_header: str | None = None
+    may_set: frozenset[str] = field(default_factory=frozenset)
+
+
+def parse(incoming: Incoming) -> ParsedRequest:
+    """Read one inference call.
+
+    Raises: `ApiError` 400 for anything that is not a well-formed request, 415 for a content type that is not read.
+    """
+    if incoming.endpoint is Endpoint.AUDIO:
+        return _parse_form(incoming)
+    _check_json(incoming)
+    if incoming.endpoint in LIGHT_ENDPOINTS:
+        model = _decode(_MODEL_DECODER, incoming.body).model
+        return _request(incoming, model=model or "", prompt=OpaquePrompt(0), max_tokens=0)
+
+    body = _decode(_DECODERS[incoming.endpoint], incoming.body)
+    param, cap = body.cap()
+    _check_range(cap, param, 0, _TOKENS_MAX)
+    _check_range(body.n, "n", 1, _N_MAX)
+    if isinstance(body, MessagesBody) and cap is None:
+        raise missing("max_tokens")
+    if isinstance(body, ResponsesBody) and body.background:
+        raise bad_request(
+            "`background: true` is not offered here: the answer would live in one engine's memory and be lost with it. "
+            "Send the request without it, or as a batch.",
+            param="background",
+            code="unsupported_parameter",
+        )
+    stream = bool(body.stream)
+    hint, hint_source = _hint(incoming, body.service_tier)
+    return _request(
+        incoming,
+        model=body.model or "",
+        prompt=body.prompt(len(incoming.body)),
+        stream=stream,
+        max_tokens=cap if incoming.endpoint.generates else 0,
+        n=_sequences(body),
+        asked_include_usage=bool(stream and (body.stream_options or {}).get("include_usage")),
+        stream_options=body.stream_options,
+        hint=hint,
+        hint_source=hint_source,
+        previous_response_id=body.previous_response_id if isinstance(body, ResponsesBody) else None,
+        edits=_edits(incoming, body, stream=stream),
+    )
+
+
+def _edits(incoming: Incoming, body: GenerationBody, *, stream: bool) -> dict[str, Any]:
+    """The fields that must change for every engine: what the key may not set, and the usage option."""
+    edits: dict[str, Any] = {}
+    if body.priority is not msgspec.UNSET and "priority" not in incoming.may_set:
+        edits["priority"] = None
+    if body.kv_transfer_params is not msgspec.UNSET and "kv_transfer_params" not in incoming.may_set:
+        edits["kv_transfer_params"] = None
+    if incoming.endpoint in _USAGE_BY_OPTION:
+        options = body.stream_options or {}
+        if stream and not options.get("include_usage"):
+            edits["stream_options"] = {**options, "include_usage": True}
+        elif not stream and body.stream_options is not None:
+            # vLLM answers 400 to the option without a stream; it asks for nothing that is not in the answer anyway.
+            edits["stream_options"] = None
+    return edits
+
+
+def _hint(incoming: Incoming, service_tier: str | None) -> tuple[RequestClass | None, str | None]:
+    """The class asked for, where this key may ask; the header wins over the tier."""
+    if incoming.hint_header is not None:
+        try:
+            asked = RequestClass(incoming.hint_header.strip().lower())
+        except ValueError:
+            raise bad_request(
+                f"The header x-router-class must be `chat` or `batch`, not {incoming.hint_header[:40]!r}.",
+                param="x-router-class",
+            ) from None
+        if "class" in incoming.may_set:
+            return asked, Reason.HINT_HEADER.value
+    if service_tier == "flex" and "class" in incoming.may_set:
+        return RequestClass.BATCH, Reason.HINT_SERVICE_TIER.value
+    return None, None
+
+
+def _sequences(body: GenerationBody) -> int:
+    best_of = body.best_of if isinstance(body, CompletionsBody) else None
+    _check_range(best_of, "best_of", 1, _N_MAX)
+    return max(body.n or 1, best_of or 1)
+
+
+def _request(incoming: Incoming, **values: Any) -> ParsedRequest:
+    return ParsedRequest(
+        request_id=incoming.request_id,
+        endpoint=incoming.endpoint,
+        path=incoming.path,
+        content_type=incoming.content_type,
+        body=incoming.body,
+        **values,
+    )
+
+
+def _parse_form(incoming: Incoming) -> ParsedRequest:
+    fields = form_fields(incoming.body, incoming.content_type, names=("model", "stream"))
+    if not fields.get("model"):
+        raise missing("model")
+    return _request(
+        incoming,
+        model=fields["model"],
+        prompt=OpaquePrompt(len(incoming.body)),
+        stream=fields.get("stream", "").lower() in ("true", "1"),
+        max_tokens=0,
+    )
+
+
+def _check_json(incoming: Incoming) -> None:
+    kind = incoming.content_type.partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"This route reads application/json, not {kind[:80] or 'a body without a content type'!r}. "
+            "Set the header `Content-Type: application/json`.",
+        )
+    if not incoming.body:
+        raise bad_request("The body is empty; a JSON object is needed.", code="invalid_json")
+    if not incoming.body.isascii():
+        try:
+            incoming.body.decode()
+        except UnicodeDecodeError as error:
+            raise bad_request(
+                f"The body is not UTF-8: byte {error.start} cannot be read.", code="invalid_json"
+            ) from None
+
+
+def _decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    try:
+        return decoder.decode(body)
+    except RecursionError:
+        raise bad_request(
+            "The JSON is nested too deeply; 1,000 levels are more than enough.", code="invalid_json"
+        ) from None
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        name = where.strip("`").lstrip(".") or None
+        raise bad_request(f"{what}{f' in `{name}`' if name else ''}.", param=name) from None
+    except msgspec.DecodeError as error:
+        raise bad_request(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def _check_range(value: int | None, name: str, least: int, most: int) -> None:
+    if value is not None and not least <= value <= most:
+        raise bad_request(f"`{name}` is {value}; it must be between {least} and {most:,}.", param=name)

@@ -1,0 +1,143 @@
+"""What the routes work with: the models by every name, and the state of this process."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from router.clock import Clock
+from router.config.keys import KeyRing
+from router.config.model import ModelConfig, RouterConfig
+from router.errors import ApiError
+from router.flow.attempt import ModelFlow
+from router.http.client import BufferBudget
+from router.observe.metrics import UNKNOWN, Metrics
+from router.policy.classify import Shapes
+from router.policy.demand import RequestClass
+from router.policy.quantile import RecentQuantile
+from router.tokens.api import PromptCounter
+
+
+class ModelService:
+    """One model: its counter, its flow, and what was learned about its answers."""
+
+    def __init__(self, config: ModelConfig, counter: PromptCounter, flow: ModelFlow) -> None:
+        self.config = config
+        self.counter = counter
+        self.flow = flow
+        self.outputs = {pool.request_class: RecentQuantile(initial=pool.default_output_tokens) for pool in config.pools}
+
+    def shapes(self) -> Shapes:
+        """The context limits as configured, or smaller where a serving engine says so."""
+        return Shapes(
+            self._max_model_len(RequestClass.CHAT),
+            self._max_model_len(RequestClass.BATCH),
+            self.config.threshold_tokens,
+        )
+
+    def max_model_len(self) -> int:
+        """The largest context of any pool, in tokens."""
+        return self.shapes().largest_max_model_len
+
+    def expected_output_tokens(self, request_class: RequestClass) -> int:
+        """The recent q99 of this class's output; of the other class where the model has no such pool."""
+        quantile = self.outputs.get(request_class) or next(iter(self.outputs.values()))
+        return quantile.value
+
+    def is_serving(self) -> bool:
+        return any(self.flow.gate.is_serving(request_class) for request_class in RequestClass)
+
+    def _max_model_len(self, request_class: RequestClass) -> int | None:
+        pool = self.config.pool(request_class)
+        if pool is None:
+            return None
+        said = [self.flow.engines[name].status.max_model_len for name in pool.engines]
+        return min([pool.max_model_len, *(length for length in said if length is not None)])
+
+
+class Models:
+    """Models by name and alias."""
+
+    def __init__(self, services: Iterable[ModelService]) -> None:
+        self._services = tuple(services)
+        self._by_name = {name: s for s in self._services for name in (s.config.name, *s.config.aliases)}
+
+    def __iter__(self) -> Iterator[ModelService]:
+        return iter(self._services)
+
+    @property
+    def by_name(self) -> Mapping[str, ModelService]:
+        """Every name clients may use."""
+        return self._by_name
+
+    def find(self, name: str) -> ModelService:
+        """The model that `name` means; an empty name means the only model, as it does for vLLM.
+
+        Raises: `ApiError` 404 for an unknown name, 400 for an empty one where there are several.
+        """
+        if not name and len(self._services) == 1:
+            return self._services[0]
+        if not name:
+            raise ApiError(
+                400,
+                "missing_required_parameter",
+                f"`model` is missing. Models here: {', '.join(self._by_name)[:500]}.",
+                param="model",
+            )
+        service = self._by_name.get(name)
+        if service is None:
+            raise ApiError(
+                404,
+                "model_not_found",
+                f"The model {name[:200]!r} does not exist here. Models: {', '.join(self._by_name)[:500]}.",
+                param="model",
+            )
+        return service
+
+
+@dataclass(slots=True)
+class RouterState:
+    """What all routes of one process share. `draining`: no new work is taken."""
+
+    config: RouterConfig
+    clock: Clock
+    keys: KeyRing
+    models: Models
+    metrics: Metrics
+    buffers: BufferBudget
+    router_id: str
+    draining: bool = False
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.tasks)
+
+    def enter(self) -> None:
+        """The current task is a call being worked on, until `leave`."""
+        self.tasks.add(_this_task())
+        self.idle.clear()
+
+    def leave(self) -> None:
+        self.tasks.discard(_this_task())
+        if not self.tasks:
+            self.idle.set()
+
+    def cut(self) -> None:
+        """End every call that still runs."""
+        for task in tuple(self.tasks):
+            task.cancel()
+
+    def label_of(self, model: str) -> str:
+        """A model name fit for a metric: ours, or `unknown`."""
+        service = self.models.by_name.get(model)
+        return service.config.name if service is not None else UNKNOWN
+
+
+def _this_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None, "an ASGI call runs in a task"
+    return task

@@ -1,0 +1,127 @@
+"""Count and classify: how long a request is, what it may come to hold, and which pool that makes it.
+
+The output budget of a request without a cap is the class's recent q99; which class is only known afterwards, so chat's
+figure decides the class and the chosen class's figure is charged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from router.config.model import KeyConfig
+from router.errors import ApiError
+from router.http.service import ModelService
+from router.policy.classify import Hint, Reason, Shapes, TooLong, classify
+from router.policy.demand import Demand, RequestClass
+from router.request import Count, Endpoint, ParsedRequest
+
+#: The field that caps the output, by endpoint, for `cap_unset_max_tokens`.
+_CAP_FIELDS = {
+    Endpoint.CHAT: "max_completion_tokens",
+    Endpoint.COMPLETIONS: "max_tokens",
+    Endpoint.RESPONSES: "max_output_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """What is known before a place is asked for."""
+
+    count: Count
+    demand: Demand
+    request_class: RequestClass
+    reason: str
+    edits: Mapping[str, Any]
+
+
+async def size_up(service: ModelService, request: ParsedRequest, key: KeyConfig | None) -> Sized:
+    """Raises: `ApiError` 400 `context_length_exceeded` where no pool can hold the request."""
+    shapes = service.shapes()
+    output = _output_tokens(service, request, RequestClass.CHAT)
+    points = _decision_points(shapes, request, output)
+    count = await service.counter.count(
+        request.prompt, decision_tokens=points, request_class=request.hint or _default_class(key)
+    )
+    demand = _demand(request, count, output, shapes)
+    classified = classify(demand, shapes, _hint(request, key))
+    if isinstance(classified, TooLong):
+        if not count.exact and count.lower_tokens + _least_output(demand) <= classified.limit_tokens:
+            # Only its upper bound is too long, and it could not be counted: the engine has the last word.
+            demand = _demand(request, count, output, shapes, longest=classified.limit_tokens - _least_output(demand))
+            classified = classify(demand, shapes, _hint(request, key))
+        if isinstance(classified, TooLong):
+            raise _too_long(classified.limit_tokens, demand, count)
+    if request.max_tokens is None and classified.request_class is not RequestClass.CHAT:
+        output = _output_tokens(service, request, classified.request_class)
+        demand = _demand(request, count, output, shapes, longest=demand.longest_prompt_tokens)
+    return Sized(count, demand, classified.request_class, classified.reason.value, _cap_edit(service, request, demand))
+
+
+def _output_tokens(service: ModelService, request: ParsedRequest, request_class: RequestClass) -> int:
+    if request.max_tokens is not None:
+        return request.max_tokens
+    return service.expected_output_tokens(request_class)
+
+
+def _decision_points(shapes: Shapes, request: ParsedRequest, output: int) -> tuple[int, ...]:
+    """Lengths of a prompt at which the class or the fit changes."""
+    least_output = output if request.max_tokens is not None else 1
+    limits = [shapes.threshold_tokens // request.n - output]
+    for length in (shapes.chat_max_model_len, shapes.batch_max_model_len):
+        if length is not None:
+            limits.extend((length - least_output, length - output))
+    return tuple(sorted({limit for limit in limits if limit > 0}))
+
+
+def _demand(request: ParsedRequest, count: Count, output: int, shapes: Shapes, *, longest: int | None = None) -> Demand:
+    capped = request.max_tokens is not None
+    longest_tokens = max(0, count.longest_tokens if longest is None else longest)
+    if not capped:
+        # An answer cannot outgrow the largest context.
+        output = max(1, min(output, shapes.largest_max_model_len - longest_tokens))
+    return Demand(
+        prompt_tokens=count.prompt_tokens,
+        longest_prompt_tokens=longest_tokens,
+        output_tokens=output,
+        output_is_capped=capped,
+        prompts=max(1, count.prompts),
+        n=request.n,
+    )
+
+
+def _least_output(demand: Demand) -> int:
+    return demand.floor_context_tokens - demand.longest_prompt_tokens
+
+
+def _default_class(key: KeyConfig | None) -> RequestClass | None:
+    return key.default_class if key is not None else None
+
+
+def _hint(request: ParsedRequest, key: KeyConfig | None) -> Hint | None:
+    """A header or tier where the key may set the class, else the key's default."""
+    if request.hint is not None and request.hint_source is not None:
+        return Hint(request.hint, Reason(request.hint_source))
+    default = _default_class(key)
+    return Hint(default, Reason.HINT_KEY) if default is not None else None
+
+
+def _cap_edit(service: ModelService, request: ParsedRequest, demand: Demand) -> Mapping[str, Any]:
+    """Where the operator wants answers without a cap to have one, it is what the ledger reserved."""
+    field = _CAP_FIELDS.get(request.endpoint)
+    if request.max_tokens is not None or field is None or not service.config.cap_unset_max_tokens:
+        return {}
+    return {field: demand.output_tokens}
+
+
+def _too_long(limit_tokens: int, demand: Demand, count: Count) -> ApiError:
+    prompt = count.longest_tokens if count.exact else count.lower_tokens
+    roughly = "" if count.exact else "at least "
+    output = _least_output(demand)
+    asked = f"{roughly}{prompt + output:,} tokens ({roughly}{prompt:,} in the prompt, {output:,} for the output)"
+    return ApiError(
+        400,
+        "context_length_exceeded",
+        f"This model's maximum context length is {limit_tokens:,} tokens. However, you requested {asked}. Shorten the "
+        "prompt or ask for fewer output tokens.",
+        param="messages",
+    )

@@ -1,0 +1,353 @@
+"""Who may start now, who waits, and who is sent away: the pools of one model over the ledgers of their engines.
+
+Chat, in order: a place in the chat pool; a bounded hold for one; a place borrowed from the batch pool; else refused
+(the driver then tries a relay). Batch: a place in the batch pool, else it waits in the durable line, which is not
+kept here: the driver offers the head of that line again when `room_tokens` allows.
+
+States of a chat request:  offered -> admitted -> finished
+                           offered -> held -> admitted | refused | withdrawn
+A newcomer does not overtake the held ones. Every call is synchronous and returns the decisions it led to; carrying
+them out is the driver's part. Ids are unique among what is admitted or held.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from router.policy.demand import Demand, RequestClass
+from router.policy.drain import DrainMeter
+from router.policy.lanes import ChatReserve
+from router.policy.ledger import EngineLimits, Ledger, LedgerSnapshot
+
+
+class RefusalCause(StrEnum):
+    """Why there is no place: the pool is full, or no engine of it serves."""
+
+    SATURATED = "saturated"
+    NO_ENGINE = "no_engine"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """One pool: its engines in configured order, the longest hold (seconds) and how many may be held at once."""
+
+    engines: tuple[str, ...]
+    hold_s: float = 0.0
+    hold_max_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    """The pools of one model, None where it has none; whether chat may borrow from the batch pool."""
+
+    chat: PoolRules | None
+    batch: PoolRules | None
+    borrow: bool = True
+    chat_reserve_ratio: float = 0.0
+
+    def pool(self, request_class: RequestClass) -> PoolRules | None:
+        return self.chat if request_class is RequestClass.CHAT else self.batch
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One request at the door. `sample` and `spread` are random in [0, 1), drawn by the driver: the policy has no
+    dice. `excluded`: engines already tried. `only`: the one engine that can answer it. `hold_until_s`: end of a hold
+    begun earlier, so that attempts share one."""
+
+    request_id: str
+    request_class: RequestClass
+    demand: Demand
+    sample: float = 0.0
+    spread: float = 0.0
+    excluded: frozenset[str] = frozenset()
+    only: str | None = None
+    hold_until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Committed on `engine`. `pool` is the pool the place belongs to; another than its class means borrowed."""
+
+    request_id: str
+    engine: str
+    pool: RequestClass
+    borrowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Waits here, at most until `until_s`; the driver calls `expire` then."""
+
+    request_id: str
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Batch without a place now: the durable line is where it waits."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No place, and no more waiting. `retry_after_s`: when one is likely, from the measured drain."""
+
+    request_id: str
+    cause: RefusalCause
+    retry_after_s: float
+
+
+Decision = Admitted | Held | Waiting | Refused
+
+
+@dataclass(slots=True)
+class _Engine:
+    ledger: Ledger
+    reserve: ChatReserve
+    serving: bool = False
+    paused_until_s: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSnapshot:
+    """For gauges and tests."""
+
+    engines: Mapping[str, LedgerSnapshot]
+    held_requests: int
+    held_tokens: int
+
+
+@dataclass(slots=True)
+class _Place:
+    engine: str
+    pool: RequestClass
+
+
+class Admission:
+    """The account of one model. `limits` per engine name; an engine may serve both pools (two lanes)."""
+
+    def __init__(
+        self, rules: AdmissionRules, limits: Mapping[str, EngineLimits], capacity_tokens: Mapping[str, int]
+    ) -> None:
+        self._rules = rules
+        self._engines = {
+            name: _Engine(Ledger(capacity_tokens[name], limits[name]), ChatReserve(self._reserve_ratio(name)))
+            for name in limits
+        }
+        self._held: OrderedDict[str, tuple[Offer, float]] = OrderedDict()
+        self._places: dict[str, _Place] = {}
+        self._drain = {request_class: DrainMeter() for request_class in RequestClass}
+        for name in self._engines:
+            self._update_reserve(name)
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def offer(self, offer: Offer, now_s: float) -> list[Decision]:
+        """A request asks for a place; exactly one decision about it comes back."""
+        assert offer.request_id not in self._places, "a request has one place at a time"
+        if offer.request_class is RequestClass.BATCH:
+            admitted = self._place(offer, RequestClass.BATCH, now_s)
+            return [admitted or Waiting(offer.request_id)]
+        return [self._offer_chat(offer, now_s)]
+
+    def first_token(self, request_id: str, now_s: float) -> list[Decision]:
+        """Prefill is over: a lane came free."""
+        place = self._places.get(request_id)
+        if place is None or not self._engines[place.engine].ledger.first_token(request_id):
+            return []
+        return self._serve_held(now_s)
+
+    def true_up(self, request_id: str, demand: Demand, now_s: float) -> list[Decision]:
+        """What the request really holds, from `usage` or from the tokens seen so far."""
+        place = self._places.get(request_id)
+        if place is None:
+            return []
+        freed = self._engines[place.engine].ledger.true_up(request_id, demand)
+        return self._serve_held(now_s) if freed > 0 else []
+
+    def finish(self, request_id: str, now_s: float) -> list[Decision]:
+        """The request is over, however it ended. Idempotent; also withdraws one that is still held."""
+        if self._held.pop(request_id, None) is not None:
+            return self._serve_held(now_s)
+        place = self._places.pop(request_id, None)
+        if place is None:
+            return []
+        freed = self._engines[place.engine].ledger.finish(request_id)
+        self._drain[place.pool].note(freed, now_s)
+        return self._serve_held(now_s)
+
+    def expire(self, now_s: float) -> list[Decision]:
+        """End the holds whose time is over: borrowed, or refused."""
+        over = [offer for offer, until_s in self._held.values() if until_s <= now_s]
+        decisions: list[Decision] = []
+        for offer in over:
+            del self._held[offer.request_id]
+            # A pause of the engine may have ended without anybody giving a place back.
+            decisions.append(self._place(offer, RequestClass.CHAT, now_s) or self._last_resort(offer, now_s))
+        return decisions
+
+    # -- engines ------------------------------------------------------------------------------------------------
+
+    def resize(self, engine: str, capacity_tokens: int, block_size_tokens: int, now_s: float) -> list[Decision]:
+        """The engine said what it has. A smaller capacity takes nothing back; new requests wait until it fits."""
+        ledger = self._engines[engine].ledger
+        ledger.capacity_tokens = capacity_tokens
+        ledger.block_size_tokens = block_size_tokens
+        self._update_reserve(engine)
+        return self._serve_held(now_s)
+
+    def set_serving(self, engine: str, serving: bool, now_s: float) -> list[Decision]:
+        """Only serving engines are chosen; what runs elsewhere is not touched."""
+        self._engines[engine].serving = serving
+        return self._serve_held(now_s)
+
+    def pause(self, engine: str, until_s: float) -> None:
+        """The engine said 503: backpressure. It is left alone for a moment."""
+        state = self._engines[engine]
+        state.paused_until_s = max(state.paused_until_s, until_s)
+
+    def next_expiry_s(self) -> float | None:
+        """When `expire` is due next; None while nobody is held."""
+        return min((until_s for _, until_s in self._held.values()), default=None)
+
+    # -- questions ----------------------------------------------------------------------------------------------
+
+    def room_tokens(self, now_s: float) -> int:
+        """The largest batch cost that could start somewhere now; 0 for none."""
+        names = self._available(RequestClass.BATCH, now_s, excluded=frozenset(), only=None)
+        return max((self._engines[name].ledger.room_tokens(RequestClass.BATCH) for name in names), default=0)
+
+    def is_serving(self, request_class: RequestClass) -> bool:
+        """Whether any engine of the pool serves."""
+        pool = self._rules.pool(request_class)
+        return pool is not None and any(self._engines[name].serving for name in pool.engines)
+
+    def retry_after_s(self, request_class: RequestClass, missing_tokens: int, now_s: float, spread: float) -> float:
+        """Seconds until `missing_tokens` will have come back to the pool, by its measured drain."""
+        return self._drain[request_class].retry_after_s(missing_tokens, now_s, spread=spread)
+
+    def snapshot(self) -> AdmissionSnapshot:
+        return AdmissionSnapshot(
+            {name: state.ledger.snapshot() for name, state in self._engines.items()},
+            len(self._held),
+            sum(offer.demand.kv_tokens for offer, _ in self._held.values()),
+        )
+
+    # -- chat ---------------------------------------------------------------------------------------------------
+
+    def _offer_chat(self, offer: Offer, now_s: float) -> Decision:
+        pool = self._rules.chat
+        if pool is None or not self._can_wait_for(pool, offer):
+            return self._last_resort(offer, now_s)
+        if not self._held:
+            admitted = self._place(offer, RequestClass.CHAT, now_s)
+            if admitted is not None:
+                return admitted
+        until_s = offer.hold_until_s if offer.hold_until_s is not None else now_s + pool.hold_s
+        if len(self._held) >= pool.hold_max_requests or until_s <= now_s:
+            return self._last_resort(offer, now_s)
+        self._held[offer.request_id] = (offer, until_s)
+        return Held(offer.request_id, until_s)
+
+    def _can_wait_for(self, pool: PoolRules, offer: Offer) -> bool:
+        """Whether any engine of the pool that may take this request serves at all."""
+        return any(
+            self._engines[name].serving and name not in offer.excluded and offer.only in (None, name)
+            for name in pool.engines
+        )
+
+    def _last_resort(self, offer: Offer, now_s: float) -> Decision:
+        """No more waiting in the chat pool: borrow, or refuse."""
+        if self._rules.borrow or offer.only is not None:
+            borrowed = self._place(offer, RequestClass.BATCH, now_s)
+            if borrowed is not None:
+                return borrowed
+        serving = self.is_serving(RequestClass.CHAT) or self.is_serving(RequestClass.BATCH)
+        cause = RefusalCause.SATURATED if serving else RefusalCause.NO_ENGINE
+        ahead = sum(other.demand.kv_tokens for other, _ in self._held.values())
+        missing = offer.demand.kv_tokens + ahead
+        return Refused(
+            offer.request_id, cause, self.retry_after_s(RequestClass.CHAT, missing, now_s, spread=offer.spread)
+        )
+
+    def _serve_held(self, now_s: float) -> list[Decision]:
+        """Give free places to the held ones, first come first served."""
+        decisions: list[Decision] = []
+        while self._held:
+            request_id, (offer, _) = next(iter(self._held.items()))
+            admitted = self._place(offer, RequestClass.CHAT, now_s)
+            if admitted is None:
+                break
+            del self._held[request_id]
+            decisions.append(admitted)
+        return decisions
+
+    # -- places -------------------------------------------------------------------------------------------------
+
+    def _place(self, offer: Offer, pool: RequestClass, now_s: float) -> Admitted | None:
+        """Commit `offer` on an engine of `pool`, the less loaded of two drawn ones first."""
+        names = self._available(pool, now_s, excluded=offer.excluded, only=offer.only)
+        for name in _two_choices_first(names, offer.sample, self._load_ratio):
+            ledger = self._engines[name].ledger
+            if pool is not offer.request_class and not self._may_borrow(ledger):
+                continue
+            if ledger.offer(offer.request_id, offer.request_class, offer.demand) is None:
+                self._places[offer.request_id] = _Place(name, pool)
+                if offer.request_class is RequestClass.CHAT:
+                    self._engines[name].reserve.note(ledger.held_tokens(RequestClass.CHAT))
+                    self._update_reserve(name)
+                return Admitted(offer.request_id, name, pool, borrowed=pool is not offer.request_class)
+        return None
+
+    def _may_borrow(self, ledger: Ledger) -> bool:
+        """Chat goes to the batch pool only where no batch prefill runs: behind one it would wait for seconds."""
+        return ledger.in_prefill(RequestClass.BATCH) == 0
+
+    def _available(
+        self, request_class: RequestClass, now_s: float, *, excluded: frozenset[str], only: str | None
+    ) -> list[str]:
+        pool = self._rules.pool(request_class)
+        if pool is None:
+            return []
+        return [
+            name
+            for name in pool.engines
+            if (state := self._engines[name]).serving
+            and state.paused_until_s <= now_s
+            and name not in excluded
+            and only in (None, name)
+        ]
+
+    def _load_ratio(self, name: str) -> float:
+        return self._engines[name].ledger.load_ratio()
+
+    def _reserve_ratio(self, name: str) -> float:
+        """A reserve is kept only where chat and batch share the engine."""
+        chat, batch = self._rules.chat, self._rules.batch
+        shared = chat is not None and batch is not None and name in chat.engines and name in batch.engines
+        return self._rules.chat_reserve_ratio if shared else 0.0
+
+    def _update_reserve(self, name: str) -> None:
+        if self._reserve_ratio(name) == 0.0:
+            return
+        state = self._engines[name]
+        state.ledger.chat_reserve_tokens = state.reserve.tokens(state.ledger.capacity_tokens)
+
+
+def _two_choices_first(names: Sequence[str], sample: float, load_ratio: Callable[[str], float]) -> Sequence[str]:
+    """All of `names`, in the order to try them: the less loaded of two drawn ones, the other, then the rest by load.
+
+    Two choices keep replicas that see the same loads from choosing the same engine; going on to the rest keeps a free
+    place from being overlooked. Source: Mitzenmacher, "The power of two choices in randomized load balancing" (1996).
+    """
+    if len(names) < 2:
+        return names
+    pairs = len(names) * (len(names) - 1)
+    draw = min(pairs - 1, int(sample * pairs))
+    first, step = divmod(draw, len(names) - 1)
+    second = (first + 1 + step) % len(names)
+    drawn = sorted((names[first], names[second]), key=load_ratio)
+    return drawn if len(names) == 2 else drawn + sorted((n for n in names if n not in drawn), key=load_ratio)

@@ -1,0 +1,105 @@
+"""Which pool a request belongs to, and why.
+
+Cases, in order:
+ 1. it fits no pool                                    -> too long, with the true limit
+ 2. an allowed hint names a pool that it fits          -> that pool
+ 3. its demand is at most the threshold, it fits chat  -> chat
+ 4. it fits batch                                      -> batch
+ 5. there is no other pool                             -> the one there is
+
+What fits is about one sequence (`max_model_len` bounds a sequence), what is chat is about the whole demand.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from router.policy.demand import Demand, RequestClass
+
+
+class Reason(StrEnum):
+    """Why a request went to its pool; a metric label and the header `x-router-reason`."""
+
+    BELOW_THRESHOLD = "below_threshold"
+    ABOVE_THRESHOLD = "above_threshold"
+    ABOVE_CHAT_CONTEXT = "above_chat_context"
+    HINT_HEADER = "hint_header"
+    HINT_SERVICE_TIER = "hint_service_tier"
+    HINT_KEY = "hint_key"
+    HINT_DOES_NOT_FIT = "hint_does_not_fit"
+    ONLY_POOL = "only_pool"
+    PINNED = "pinned_to_engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The context limits (tokens, None: no such pool) and the threshold (tokens of demand) of one model."""
+
+    chat_max_model_len: int | None
+    batch_max_model_len: int | None
+    threshold_tokens: int
+
+    @property
+    def largest_max_model_len(self) -> int:
+        return max(self.chat_max_model_len or 0, self.batch_max_model_len or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A class asked for by somebody allowed to ask."""
+
+    request_class: RequestClass
+    source: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    request_class: RequestClass
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """No pool can hold it. `limit_tokens` is the largest context there is."""
+
+    limit_tokens: int
+
+
+def classify(demand: Demand, shapes: Shapes, hint: Hint | None = None) -> Classified | TooLong:
+    """Choose a pool for `demand`. See the module for the cases."""
+    fits = {
+        RequestClass.CHAT: _fits(demand, shapes.chat_max_model_len),
+        RequestClass.BATCH: _fits(demand, shapes.batch_max_model_len),
+    }
+    if not any(fits.values()):
+        return TooLong(shapes.largest_max_model_len)
+    if hint is not None and fits[hint.request_class]:
+        return Classified(hint.request_class, hint.source)
+
+    chosen = _by_length(demand, shapes, fits)
+    if hint is not None and _exists(hint.request_class, shapes):
+        return Classified(chosen.request_class, Reason.HINT_DOES_NOT_FIT)
+    return chosen
+
+
+def _by_length(demand: Demand, shapes: Shapes, fits: dict[RequestClass, bool]) -> Classified:
+    chat_len = shapes.chat_max_model_len
+    if not fits[RequestClass.BATCH]:
+        reason = Reason.ONLY_POOL if shapes.batch_max_model_len is None else Reason.BELOW_THRESHOLD
+        return Classified(RequestClass.CHAT, reason)
+    if chat_len is None:
+        return Classified(RequestClass.BATCH, Reason.ONLY_POOL)
+    # An uncapped answer that would probably outgrow the chat context goes where it has room.
+    if demand.context_tokens > chat_len:
+        return Classified(RequestClass.BATCH, Reason.ABOVE_CHAT_CONTEXT)
+    if demand.kv_tokens > shapes.threshold_tokens:
+        return Classified(RequestClass.BATCH, Reason.ABOVE_THRESHOLD)
+    return Classified(RequestClass.CHAT, Reason.BELOW_THRESHOLD)
+
+
+def _fits(demand: Demand, max_model_len: int | None) -> bool:
+    return max_model_len is not None and demand.floor_context_tokens <= max_model_len
+
+
+def _exists(request_class: RequestClass, shapes: Shapes) -> bool:
+    length = shapes.chat_max_model_len if request_class is RequestClass.CHAT else shapes.batch_max_model_len
+    return length is not None

@@ -1,0 +1,167 @@
+"""One HTTP call: what was asked (`ParsedRequest`) and what became of it (`RequestRecord`).
+
+Raw dicts end here. The client's bytes are kept and forwarded unless a field must change.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from router.policy.demand import Demand, RequestClass
+from router.policy.outcome import Outcome
+
+
+class Endpoint(StrEnum):
+    """The kinds of inference call. The value is the metric label."""
+
+    CHAT = "chat_completions"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
+    EMBEDDINGS = "embeddings"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+    SCORE = "score"
+    RERANK = "rerank"
+    POOLING = "pooling"
+    CLASSIFY = "classify"
+    AUDIO = "audio"
+
+    @property
+    def generates(self) -> bool:
+        """Whether the engine decodes tokens for it, so that an output budget is needed."""
+        return self in _GENERATING
+
+
+_GENERATING = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES})
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, as the chat template takes it.
+
+    `messages` and `tools` are the client's own objects in OpenAI's chat form (Anthropic and Responses bodies are
+    converted by `http/parsing.py` the way the engine does it). `template_kwargs` holds `chat_template_kwargs` merged
+    with what else reaches the template (`documents`, `reasoning_effort`). `bytes_total` is the size of the JSON the
+    conversation came in, an upper bound of the rendered text less the template's own words.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    bytes_total: int = 0
+    #: A conversation the engine keeps (`previous_response_id`): what is here is not all that will be in the prompt.
+    has_stored_history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompts:
+    """One or more plain texts, each a prompt of its own."""
+
+    texts: tuple[str, ...]
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompts:
+    """Prompts given as token ids: nothing to count, only their lengths (in tokens)."""
+
+    lengths_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpaquePrompt:
+    """Something whose tokens only the engine can know (audio, prompt embeddings). `bytes_total` is its size."""
+
+    bytes_total: int
+
+
+Prompt = ChatPrompt | TextPrompts | TokenPrompts | OpaquePrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """One inference call after parsing.
+
+    `path` is what the engine is asked for, query string included. `body` is exactly what the client sent. `model` is
+    the name it used (an alias perhaps), `max_tokens` its output cap (the newer name wins) or None, `n` sequences per
+    prompt. `asked_include_usage`: the client itself wants the usage chunk. `hint` is the class asked for in a header
+    or by `service_tier: flex`, `hint_source` says which. `edits` are top-level fields that must change in the
+    forwarded body: a new JSON value, or None to remove the field.
+    """
+
+    request_id: str
+    endpoint: Endpoint
+    path: str
+    content_type: str
+    body: bytes
+    model: str
+    prompt: Prompt
+    stream: bool = False
+    max_tokens: int | None = None
+    n: int = 1
+    asked_include_usage: bool = False
+    stream_options: Mapping[str, Any] | None = None
+    hint: RequestClass | None = None
+    hint_source: str | None = None
+    previous_response_id: str | None = None
+    edits: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Tokens of a prompt, and how sure we are.
+
+    `prompt_tokens`: the sum over all prompts; exact, or the figure to budget with. `longest_tokens`: the longest
+    single prompt. `lower_tokens` and `upper_tokens` bound `longest_tokens`; all three are equal where `exact`.
+    `method` is a small label: `exact`, `ids`, `bytes`, `learned`, `engine`, `opaque`.
+    """
+
+    prompt_tokens: int
+    longest_tokens: int
+    lower_tokens: int
+    upper_tokens: int
+    prompts: int
+    exact: bool
+    method: str
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What became of one call; filled along the walk, read once at the end by `observe/`.
+
+    Times are monotonic seconds. `engine` and `relay` are names from the configuration, never URLs.
+    """
+
+    request_id: str
+    arrived_at_s: float
+    endpoint: str = "none"
+    model: str = "none"
+    tenant: str = "none"
+    request_class: RequestClass | None = None
+    reason: str = "none"
+    pool: str = "none"
+    engine: str | None = None
+    relay: str | None = None
+    count: Count | None = None
+    demand: Demand | None = None
+    stream: bool = False
+    status: int | None = None
+    outcome: Outcome | None = None
+    error_code: str | None = None
+    attempts: int = 0
+    hold_wait_s: float = 0.0
+    queue_wait_s: float = 0.0
+    sent_at_s: float | None = None
+    first_token_at_s: float | None = None
+    ended_at_s: float | None = None
+    prompt_tokens_used: int | None = None
+    completion_tokens_used: int | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0

@@ -1,0 +1,243 @@
+"""Counts prompts: by proof where that settles it, else exactly beside the event loop, else by what was learned.
+
+For each prompt a lower and an upper bound are told from its bytes. Where no decision lies between them, no tokenizer
+runs and the learned ratio gives the figure. Otherwise the prompt is rendered and tokenized in a worker thread. What
+keeps that from happening (busy, slow, refused by the template, a panicking tokenizer, too large) leaves the upper
+bound.
+
+| prompt | lower bound | upper bound |
+|---|---|---|
+| text | bytes / longest token | bytes (times what the normalizer can add) |
+| plain chat | the user's texts, likewise | texts, likewise, plus the template's measured words |
+| any other chat | the user's texts | none: counted exactly; `FALLBACK_RATIO` times its bytes where that fails |
+| a template of the client's own, stored history | 0 | as above; never rendered here |
+| token ids | their number | their number |
+| audio, embeddings | 0 | one token a byte |
+
+It must never know of pools, engines or HTTP.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from router.config.model import TokenizerConfig
+from router.policy.demand import RequestClass
+from router.request import ChatPrompt, Count, OpaquePrompt, Prompt, TextPrompts, TokenPrompts
+from router.tokens.api import PromptCounter, TokenizerUnavailable
+from router.tokens.calibration import BytesPerToken, ClassStats
+from router.tokens.limits import EMPTY, UNKNOWN, TextLimits, TextSize, size_of
+from router.tokens.offload import Missed, Offload
+from router.tokens.overhead import ChatOverhead
+from router.tokens.size import ChatSize, chat_size
+from router.tokens.tokenizer import Tokenizer, load_huggingface, load_tiktoken
+
+#: Never tokenized: 16 MiB take some ten seconds, and no context in use holds what they come to.
+EXACT_MAX_BYTES = 16 * 2**20
+#: From here on a prompt whose lower bound is beyond every decision is not tokenized even with `exact: always`.
+FAR_MIN_BYTES = 2**20
+#: Tokens a byte of a chat that could not be counted. Printing JSON with indentation can double it; twice that again.
+FALLBACK_RATIO = 4
+
+
+def build_counter(config: TokenizerConfig, *, model: str) -> PromptCounter:
+    """The counter of one model, its tokenizer loaded. Takes up to a few seconds; never touches the network.
+
+    Raises: TokenizerUnavailable with what is missing and how to supply it.
+    """
+    try:
+        return Counter(_load(config), config)
+    except TokenizerUnavailable as error:
+        raise TokenizerUnavailable(f"model {model!r}: {error}") from error
+
+
+def _load(config: TokenizerConfig) -> Tokenizer | None:
+    if config.kind == "estimate":
+        return None
+    if config.kind == "huggingface":
+        return load_huggingface(_required_path(config, "the model's folder, with tokenizer.json in it"))
+    if config.encoding is None:
+        raise TokenizerUnavailable("tokenizer.encoding is not set: name one, such as o200k_base")
+    return load_tiktoken(config.encoding, _required_path(config, "the folder with the encoding's file"))
+
+
+def _required_path(config: TokenizerConfig, what: str) -> Path:
+    if config.path is None:
+        raise TokenizerUnavailable(f"tokenizer.path is not set: set it to {what}")
+    return config.path
+
+
+class Counter:
+    """The counter of one model. Made for one event loop; keeps nothing of any prompt."""
+
+    def __init__(self, tokenizer: Tokenizer | None, config: TokenizerConfig) -> None:
+        self._tokenizer = tokenizer
+        self._limits: TextLimits = UNKNOWN if tokenizer is None else tokenizer.limits
+        self._overhead: ChatOverhead | None = None if tokenizer is None else tokenizer.overhead
+        self._always_exact = config.exact == "always"
+        self._image_tokens = config.image_tokens
+        self._offload = Offload(timeout_s=config.timeout_s)
+        self._learned = BytesPerToken()
+        self._updates = 0
+        self._misses = 0
+        self._exact_mismatches = 0
+
+    @property
+    def learned_updates(self) -> int:
+        """Prompts learned from."""
+        return self._updates
+
+    @property
+    def misses(self) -> int:
+        """Estimated prompts that the engine counted higher than the estimate."""
+        return self._misses
+
+    @property
+    def exact_mismatches(self) -> int:
+        """Prompts counted exactly that the engine counted otherwise: a template or tokenizer unlike the engine's."""
+        return self._exact_mismatches
+
+    @property
+    def missed(self) -> Mapping[Missed, int]:
+        """Exact counts that were needed and not had, by reason."""
+        return self._offload.missed
+
+    def stats(self) -> Sequence[ClassStats]:
+        """What was learned, all classes together first."""
+        return self._learned.stats()
+
+    async def count(
+        self, prompt: Prompt, *, decision_tokens: Sequence[int], request_class: RequestClass | None
+    ) -> Count:
+        """See `PromptCounter.count`."""
+        if isinstance(prompt, TokenPrompts):
+            return _count_ids(prompt)
+        if isinstance(prompt, OpaquePrompt):
+            return self._count_opaque(prompt, request_class)
+        if isinstance(prompt, TextPrompts):
+            return await self._count_texts(prompt, decision_tokens, request_class)
+        return await self._count_chat(prompt, decision_tokens, request_class)
+
+    def learn(self, prompt: Prompt, count: Count, used_tokens: int, request_class: RequestClass | None) -> None:
+        """See `PromptCounter.learn`. Prompts with media, ids or a stored history say nothing about text."""
+        if count.exact and count.prompt_tokens != used_tokens:
+            self._exact_mismatches += 1
+        if isinstance(prompt, TextPrompts):
+            text_bytes = sum(size_of(text).bytes for text in prompt.texts)
+        elif isinstance(prompt, ChatPrompt) and not prompt.has_stored_history:
+            size = chat_size(prompt)
+            text_bytes = 0 if size.media else size.estimate_bytes
+        else:
+            return
+        if not self._learned.learn(text_bytes, used_tokens, request_class):
+            return
+        self._updates += 1
+        if not count.exact and used_tokens > count.prompt_tokens:
+            self._misses += 1
+
+    async def aclose(self) -> None:
+        """See `PromptCounter.aclose`."""
+        self._offload.close()
+
+    def _count_opaque(self, prompt: OpaquePrompt, request_class: RequestClass | None) -> Count:
+        tokens = self._learned.estimate_tokens(prompt.bytes_total, request_class)
+        return Count(tokens, tokens, 0, max(tokens, prompt.bytes_total), 1, exact=False, method="opaque")
+
+    async def _count_texts(
+        self, prompt: TextPrompts, decision_tokens: Sequence[int], request_class: RequestClass | None
+    ) -> Count:
+        extra = self._limits.special_tokens if prompt.add_special_tokens else 0
+        sizes = [size_of(text) for text in prompt.texts]
+        lowers = [self._limits.lower(size) + extra for size in sizes] or [0]
+        uppers = [self._limits.upper(size) + extra for size in sizes] or [0]
+        total = sum(size.bytes for size in sizes)
+        lower, upper = max(lowers), max(uppers)
+        estimates = [
+            self._estimate(size.bytes, extra, low, high, request_class)
+            for size, low, high in zip(sizes, lowers, uppers, strict=False)
+        ] or [0]
+        tokenizer = self._tokenizer
+        if tokenizer is None or self._is_settled(lower, upper, decision_tokens, request_class, total):
+            figure, longest = sum(estimates), max(estimates)
+            method = self._method(figure, sum(uppers), request_class)
+            return Count(figure, longest, lower, upper, len(sizes), exact=False, method=method)
+        texts, add_special = prompt.texts, prompt.add_special_tokens
+
+        def job() -> list[int]:
+            return [tokenizer.count(text, add_special_tokens=add_special) for text in texts]
+
+        counted = await self._offload.run(job) if total <= EXACT_MAX_BYTES else None
+        if counted is None:
+            return Count(sum(uppers), upper, lower, upper, len(sizes), exact=False, method="bytes")
+        longest = max(counted, default=0)
+        return Count(sum(counted), longest, longest, longest, len(counted), exact=True, method="exact")
+
+    async def _count_chat(
+        self, chat: ChatPrompt, decision_tokens: Sequence[int], request_class: RequestClass | None
+    ) -> Count:
+        size = chat_size(chat)
+        lower, upper, is_bounded = self._chat_bounds(chat, size)
+        media = size.media * self._image_tokens
+        estimate = self._estimate(size.estimate_bytes, media, lower, upper, request_class)
+        tokenizer = self._tokenizer
+        cannot_render = chat.chat_template is not None or chat.has_stored_history or tokenizer is None
+        settled = is_bounded and self._is_settled(lower, upper, decision_tokens, request_class, size.text.bytes)
+        far = size.text.bytes >= FAR_MIN_BYTES and decision_tokens and lower > max(decision_tokens)
+        if cannot_render or settled or far:
+            method = "opaque" if chat.has_stored_history else self._method(estimate, upper, request_class)
+            return Count(estimate, estimate, lower, upper, 1, exact=False, method=method)
+        assert tokenizer is not None
+        add_special = chat.add_special_tokens
+
+        def job() -> int:
+            return tokenizer.count(tokenizer.render(chat), add_special_tokens=add_special)
+
+        counted = await self._offload.run(job) if size.estimate_bytes <= EXACT_MAX_BYTES else None
+        if counted is None:
+            return Count(upper, upper, lower, upper, 1, exact=False, method="bytes")
+        if size.media or not tokenizer.is_chat_exact:
+            figure = counted + media
+            return Count(figure, figure, min(lower, figure), max(upper, figure), 1, exact=False, method="opaque")
+        return Count(counted, counted, counted, counted, 1, exact=True, method="exact")
+
+    def _chat_bounds(self, chat: ChatPrompt, size: ChatSize) -> tuple[int, int, bool]:
+        """Lower, upper, and whether the upper one may be relied on."""
+        extra = self._limits.special_tokens if chat.add_special_tokens else 0
+        media = size.media * self._image_tokens
+        if size.is_plain and self._overhead is not None and size.media == 0:
+            whole: TextSize = size.text + self._overhead.of(size.messages)
+            return self._limits.lower(size.solid), self._limits.upper(whole) + extra, self._limits.is_proven
+        lower = 0 if chat.chat_template is not None or self._overhead is None else self._limits.lower(size.solid)
+        overhead = EMPTY if self._overhead is None else self._overhead.of(size.messages)
+        upper = FALLBACK_RATIO * (size.estimate_bytes + overhead.bytes) + media + extra
+        return lower, upper, False
+
+    def _is_settled(
+        self,
+        lower: int,
+        upper: int,
+        decision_tokens: Sequence[int],
+        request_class: RequestClass | None,
+        text_bytes: int,
+    ) -> bool:
+        """Whether every decision falls the same way for all counts between the bounds, so that none is needed."""
+        if text_bytes >= FAR_MIN_BYTES and decision_tokens and lower > max(decision_tokens):
+            return True
+        if self._always_exact or request_class is RequestClass.BATCH or not self._limits.is_proven:
+            return False  # batch budgets are large, its prompts wait anyway, and each is worth the milliseconds
+        return not any(lower <= limit < upper for limit in decision_tokens)
+
+    def _estimate(
+        self, text_bytes: int, extra_tokens: int, lower: int, upper: int, request_class: RequestClass | None
+    ) -> int:
+        """The learned figure, held inside the bounds."""
+        learned = self._learned.estimate_tokens(text_bytes, request_class) + extra_tokens
+        return min(upper, max(lower, learned))
+
+    def _method(self, figure: int, upper: int, request_class: RequestClass | None) -> str:
+        return "learned" if figure < upper and self._learned.is_warm(request_class) else "bytes"
+
+
+def _count_ids(prompt: TokenPrompts) -> Count:
+    longest = max(prompt.lengths_tokens, default=0)
+    total = sum(prompt.lengths_tokens)
+    return Count(total, longest, longest, longest, len(prompt.lengths_tokens), exact=True, method="ids")

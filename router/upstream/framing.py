@@ -1,0 +1,172 @@
+"""Cuts a byte stream into server-sent events and keeps every byte.
+
+Rules of this file:
+- The raw bytes of all events, in order, are the bytes that were fed: wherever the network cut them.
+- Lines end in LF, CRLF or CR; an event ends with its blank line. A CR at the end of what has arrived waits for its LF,
+  except on the blank line of an event whose other lines end in a bare CR.
+- No more than `max_event_bytes` of an unfinished event are held: a bigger one passes in opaque pieces until it ends.
+
+It must never know what an event says: that is `sse.py`. Source of the format: WHATWG HTML, "Server-sent events".
+"""
+
+from typing import Literal
+
+import msgspec
+
+MAX_EVENT_BYTES = 1 << 20
+
+_BOM = b"\xef\xbb\xbf"
+
+EventKind = Literal["data", "comment", "opaque"]
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One event as it came.
+
+    kind `data`: it has a `data` field. `comment`: it has none, so no client is handed anything (comments, blank lines,
+    a lone `retry`). `opaque`: an event, or a piece of one, that is bigger than the splitter reads.
+    """
+
+    raw: bytes
+    kind: EventKind
+
+    @property
+    def is_comment(self) -> bool:
+        return self.kind == "comment"
+
+    @property
+    def data(self) -> bytes:
+        """The `data` lines joined by LF; empty where there is none or the event is opaque."""
+        raw = self.raw
+        if raw.startswith(b"data: ") and raw.endswith(b"\n\n") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
+            return raw[6:-2]
+        return b"\n".join(self._values(b"data")) if self.kind == "data" else b""
+
+    @property
+    def event(self) -> str:
+        """The last `event` field, or `message`, which is the default of the format."""
+        if self.kind != "data":
+            return "message"
+        names = [value for value in self._values(b"event") if value]
+        return names[-1].decode("utf-8", "replace") if names else "message"
+
+    def _values(self, field: bytes) -> list[bytes]:
+        return [value for name, value in _fields(self.raw) if name == field]
+
+
+class EventSplitter:
+    """Incremental and bounded; one for each stream."""
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._buffer = bytearray()
+        #: Bytes of `_buffer` already looked at; they hold no end of the event.
+        self._scanned = 0
+        self._is_at_line_start = True
+        self._ended_in_bare_cr = False
+        self._is_opaque = False
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that `chunk` completes, oldest first, and pieces of an event that is too big to hold."""
+        events: list[Event] = []
+        if self._buffer or self._is_opaque or b"\r" in chunk:
+            self._buffer += chunk
+        else:
+            self._buffer += self._split_lf(chunk, events)
+        while (end := self._scan()) is not None:
+            events.append(self._take(end))
+        if len(self._buffer) > self._max_event_bytes:
+            self._is_opaque = True
+        if self._is_opaque and self._scanned:
+            events.append(Event(bytes(self._buffer[: self._scanned]), "opaque"))
+            del self._buffer[: self._scanned]
+            self._scanned = 0
+        return events
+
+    def flush(self) -> list[Event]:
+        """The unfinished tail at a clean end of the stream, with the blank line that it lacks.
+
+        Not for a stream that broke: its tail is half an event. The splitter is empty afterwards.
+        """
+        tail = bytes(self._buffer)
+        is_open = bool(tail) or self._is_opaque
+        kind: EventKind = "opaque" if self._is_opaque else _kind(tail)
+        ends_in_lf = tail.endswith(b"\n") or (not tail and self._is_at_line_start)
+        self._buffer.clear()
+        self._reset()
+        return [Event(tail + (b"\n" if ends_in_lf else b"\n\n"), kind)] if is_open else []
+
+    def _split_lf(self, chunk: bytes, events: list[Event]) -> bytes:
+        """The common case, nothing pending and no CR: append whole events, return the rest."""
+        start, size = 0, len(chunk)
+        while start < size:
+            if chunk[start] == 0x0A:
+                end = start + 1
+            else:
+                found = chunk.find(b"\n\n", start)
+                if found < 0:
+                    break
+                end = found + 2
+            raw = chunk[start:end]
+            events.append(Event(raw, "opaque" if len(raw) > self._max_event_bytes else _kind(raw)))
+            start = end
+        return chunk[start:]
+
+    def _scan(self) -> int | None:
+        """Where the event at the head of the buffer ends (exclusive), or None until more arrives."""
+        buffer = self._buffer
+        size = len(buffer)
+        while self._scanned < size:
+            lf = buffer.find(b"\n", self._scanned)
+            cr = buffer.find(b"\r", self._scanned, lf if lf >= 0 else size)
+            at = cr if cr >= 0 else lf
+            if at < 0:
+                self._is_at_line_start = False
+                self._scanned = size
+                return None
+            is_blank = self._is_at_line_start and at == self._scanned
+            if cr < 0:
+                end = lf + 1
+            elif is_blank and self._ended_in_bare_cr:
+                end = cr + 1
+            elif cr + 1 == size:
+                self._is_at_line_start = is_blank
+                self._scanned = cr
+                return None
+            else:
+                end = cr + 2 if buffer[cr + 1] == 0x0A else cr + 1
+            if is_blank:
+                return end
+            self._ended_in_bare_cr = cr >= 0 and end == cr + 1
+            self._is_at_line_start = True
+            self._scanned = end
+        return None
+
+    def _take(self, end: int) -> Event:
+        raw = bytes(self._buffer[:end])
+        kind: EventKind = "opaque" if self._is_opaque or len(raw) > self._max_event_bytes else _kind(raw)
+        del self._buffer[:end]
+        self._reset()
+        return Event(raw, kind)
+
+    def _reset(self) -> None:
+        self._scanned = 0
+        self._is_at_line_start = True
+        self._ended_in_bare_cr = False
+        self._is_opaque = False
+
+
+def _kind(raw: bytes) -> EventKind:
+    if raw.startswith(b"data:"):
+        return "data"
+    return "data" if any(name == b"data" for name, _ in _fields(raw)) else "comment"
+
+
+def _fields(raw: bytes) -> list[tuple[bytes, bytes]]:
+    """Name and value of each line of an event, comments left out."""
+    fields: list[tuple[bytes, bytes]] = []
+    for line in raw.removeprefix(_BOM).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
+        name, _, value = line.partition(b":")
+        if name:
+            fields.append((name, value.removeprefix(b" ")))
+    return fields

@@ -1,0 +1,56 @@
+"""Who holds a key is found by its digest, and nobody else."""
+
+import hashlib
+
+import pytest
+
+from router.config.keys import KeyRing
+from router.config.model import KeyConfig
+
+
+def _key(name, secret):
+    return KeyConfig(
+        name=name,
+        digest=hashlib.sha256(secret.encode()).digest(),
+        tenant=name,
+        weight=1.0,
+        default_class=None,
+        may_set=frozenset(),
+        admin=False,
+    )
+
+
+def test_a_presented_key_is_found_and_no_other():
+    web, nightly = _key("web", "sk-web"), _key("nightly", "schlüssel")
+
+    ring = KeyRing([web, nightly])
+
+    assert ring.find("sk-web") is web
+    assert ring.find("schlüssel") is nightly
+    assert not ring.is_open
+
+
+@pytest.mark.parametrize("presented", ["", "sk-we", "sk-web ", "SK-WEB", "\udcff", "\x00", "x" * 100_000])
+def test_anything_else_opens_nothing(presented):
+    assert KeyRing([_key("web", "sk-web")]).find(presented) is None
+
+
+def test_the_key_of_an_empty_text_opens_nothing():
+    assert KeyRing([_key("bad", "")]).find("") is None
+
+
+def test_a_ring_without_keys_is_open_and_finds_nobody():
+    ring = KeyRing([])
+
+    assert ring.is_open
+    assert ring.find("anything") is None
+
+
+def test_a_key_given_as_a_digest_is_found_by_its_text(folder, valid):
+    digest = hashlib.sha256(b"sk-1").hexdigest()
+
+    config = folder.load(valid + f"keys: [{{name: k, key_sha256: {digest.upper()}}}]\n")
+
+    found = KeyRing(config.keys).find("sk-1")
+    assert found is not None
+    assert (found.name, found.tenant) == ("k", "k")

@@ -1,0 +1,87 @@
+"""Bytes per token, learned."""
+
+import random
+
+from router.policy.demand import RequestClass
+from router.tokens.calibration import COLD_BYTES_PER_TOKEN, WARM_UPDATES, BytesPerToken
+
+CHAT = RequestClass.CHAT
+
+
+def _fed(ratios: list[float], request_class: RequestClass | None = CHAT) -> BytesPerToken:
+    learned = BytesPerToken()
+    for ratio in ratios:
+        learned.learn(round(1000 * ratio), 1000, request_class)
+    return learned
+
+
+def test_before_anything_is_known_two_bytes_are_one_token() -> None:
+    learned = BytesPerToken()
+
+    assert learned.estimate_tokens(1000, CHAT) == 1000 / COLD_BYTES_PER_TOKEN
+    assert not learned.is_warm(CHAT)
+    assert learned.stats()[0].mean_bytes_per_token is None
+
+
+def test_steady_traffic_is_estimated_close_to_its_ratio() -> None:
+    learned = _fed([4.0] * 500)
+
+    assert learned.estimate_tokens(4000, CHAT) == 1000
+
+
+def test_the_estimate_covers_about_99_of_100_prompts_of_a_skewed_mix() -> None:
+    rng = random.Random(3)
+    learned = BytesPerToken()
+
+    for _ in range(20_000):
+        ratio = rng.choice([4.2, 4.2, 4.2, 2.6]) * rng.uniform(0.8, 1.2)
+        learned.learn(round(10_000 * ratio), 10_000, CHAT)
+    chat = next(stats for stats in learned.stats() if stats.request_class is CHAT)
+
+    assert 0.003 < chat.misses / chat.updates < 0.02
+    assert chat.safe_bytes_per_token is not None
+    assert chat.mean_bytes_per_token is not None
+    assert chat.safe_bytes_per_token < chat.mean_bytes_per_token
+
+
+def test_misses_widen_the_margin_and_hits_narrow_it_again() -> None:
+    learned = _fed([4.0] * 100)
+    calm = learned.stats()[0].z
+
+    learned.learn(2000, 1000, CHAT)
+    alarmed = learned.stats()[0].z
+    for _ in range(300):
+        learned.learn(4000, 1000, CHAT)
+
+    assert alarmed > calm
+    assert learned.stats()[0].z < alarmed
+
+
+def test_a_class_seldom_seen_borrows_from_all_classes() -> None:
+    learned = _fed([4.0] * WARM_UPDATES, request_class=None)
+
+    assert learned.is_warm(RequestClass.BATCH)
+    assert learned.estimate_tokens(4000, RequestClass.BATCH) == 1000
+
+
+def test_classes_are_learned_apart() -> None:
+    learned = _fed([4.0] * 100)
+
+    for _ in range(100):
+        learned.learn(2000, 1000, RequestClass.BATCH)
+
+    assert learned.estimate_tokens(4000, CHAT) == 1000
+    assert learned.estimate_tokens(4000, RequestClass.BATCH) == 2000
+
+
+def test_absurd_observations_are_held_in_range_and_empty_ones_ignored() -> None:
+    learned = BytesPerToken()
+
+    assert not learned.learn(0, 5, CHAT)
+    assert not learned.learn(5, 0, CHAT)
+    for _ in range(100):
+        learned.learn(10**12, 1, CHAT)
+
+    assert learned.safe_bytes_per_token(CHAT) <= 16.0
+    assert learned.estimate_tokens(0, CHAT) == 0
+    assert learned.estimate_tokens(1, CHAT) == 1

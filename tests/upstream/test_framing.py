@@ -1,0 +1,142 @@
+"""Bytes to events: nothing lost, nothing cut wrong, nothing held without bound."""
+
+import random
+
+import pytest
+
+from router.upstream.framing import Event, EventSplitter
+
+TEXT = '{"choices":[{"delta":{"content":"你好 🙂 ok"}}]}'.encode()
+
+
+def stream(end: bytes) -> bytes:
+    """A stream with everything the format knows, in lines that end in `end`."""
+    lines = [
+        b": keep-alive",
+        b"",
+        b"data: " + TEXT,
+        b"",
+        b"event: message_delta",
+        b"data: one",
+        b"data:two",
+        b"id: 7",
+        b"",
+        b"retry: 3000",
+        b"",
+        b"data: [DONE]",
+        b"",
+    ]
+    return end.join(lines) + end
+
+
+def split(data: bytes, *cuts: int, max_event_bytes: int = 1 << 20) -> list[Event]:
+    splitter = EventSplitter(max_event_bytes)
+    events: list[Event] = []
+    for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
+        events += splitter.feed(data[start:end])
+    return events + splitter.flush()
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["lf", "crlf", "cr"])
+def test_a_stream_cut_at_any_byte_gives_the_same_events_and_the_same_bytes(end: bytes) -> None:
+    data = stream(end)
+    whole = split(data)
+
+    for cut in range(len(data) + 1):
+        events = split(data, cut)
+
+        assert events == whole
+        assert b"".join(event.raw for event in events) == data
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["lf", "crlf", "cr"])
+def test_a_stream_fed_one_byte_at_a_time_gives_the_same_events(end: bytes) -> None:
+    data = stream(end)
+
+    events = split(data, *range(1, len(data)))
+
+    assert events == split(data)
+    assert [event.kind for event in events] == ["comment", "data", "data", "comment", "data"]
+
+
+def test_mixed_line_ends_and_stray_blank_lines_survive_every_cut_into_three() -> None:
+    data = b"\n\r\ndata: a\r\rdata: b\n\r\n\ndata: c\r\n\rdata: d\n\n\n"
+    whole = split(data)
+
+    for first in range(len(data) + 1):
+        for second in range(first, len(data) + 1):
+            assert split(data, first, second) == whole
+
+    assert b"".join(event.raw for event in whole) == data
+    assert [event.data for event in whole if event.kind == "data"] == [b"a", b"b", b"c", b"d"]
+
+
+def test_random_bytes_cut_at_random_come_back_whole() -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        data = bytes(rng.choices(b"\n\r:a data", k=rng.randint(0, 60)))
+        cuts = sorted(rng.choices(range(len(data) + 1), k=4))
+        splitter = EventSplitter()
+
+        events: list[Event] = []
+        for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
+            events += splitter.feed(data[start:end])
+        tail = splitter.flush()
+
+        raw = b"".join(event.raw for event in events)
+        assert (raw + b"".join(event.raw for event in tail)).startswith(data)
+        assert events == split(data)[: len(events)]
+
+
+def test_an_event_tells_its_name_and_joins_its_data_lines() -> None:
+    event = split(b"event: error\ndata: one\ndata:two\nid: 7\n\n")[0]
+
+    assert (event.event, event.data, event.is_comment) == ("error", b"one\ntwo", False)
+
+
+def test_an_event_is_handed_out_as_soon_as_its_blank_line_is_here() -> None:
+    for data in (b"data: x\n\n", b"data: x\r\n\r\n", b"data: x\r\r"):
+        assert [event.raw for event in EventSplitter().feed(data)] == [data]
+
+
+@pytest.mark.parametrize(
+    ("tail", "completed"),
+    [
+        (b"data: x", b"data: x\n\n"),
+        (b"data: x\n", b"data: x\n\n"),
+        (b"data: x\r\n", b"data: x\r\n\n"),
+        (b"data: x\r", b"data: x\r\n\n"),
+    ],
+)
+def test_a_last_event_without_its_blank_line_is_completed_at_the_end(tail: bytes, completed: bytes) -> None:
+    splitter = EventSplitter()
+    fed = splitter.feed(b"data: first\n\n" + tail)
+
+    flushed = splitter.flush()
+
+    assert [event.raw for event in fed + flushed] == [b"data: first\n\n", completed]
+    assert flushed[0].data == b"x"
+    assert splitter.flush() == []
+
+
+def test_an_event_over_the_limit_passes_in_opaque_pieces_and_the_next_is_read_again() -> None:
+    big = b"data: " + b"x" * 5000 + b"\n\n"
+    data = b"data: a\n\n" + big + b"data: b\n\n"
+    splitter = EventSplitter(max_event_bytes=1000)
+
+    events: list[Event] = []
+    held = 0
+    for start in range(0, len(data), 100):
+        events += splitter.feed(data[start : start + 100])
+        held = max(held, start + 100 - sum(len(event.raw) for event in events))
+
+    assert b"".join(event.raw for event in events) == data
+    assert [event.raw for event in events if event.kind == "data"] == [b"data: a\n\n", b"data: b\n\n"]
+    assert held <= 1100
+
+
+def test_an_event_over_the_limit_is_opaque_also_where_it_comes_in_one_chunk() -> None:
+    for end in (b"\n", b"\r\n"):
+        big = b"data: " + b"x" * 5000 + end + end
+
+        assert [event.kind for event in split(big, max_event_bytes=1000)] == ["opaque"]
