@@ -1,6 +1,6 @@
 """`python -m router` is the command `router`."""
 
-from router.cli import main
+from router.cli.main import main
 
 if __name__ == "__main__":
     main()

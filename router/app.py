@@ -164,9 +164,7 @@ class Runtime:
             gate.set_serving(changed.name, status.can_serve)
             log.info("engine %s of %s: %s (%s)", changed.name, model.name, status.state.value, status.reason)
 
-        monitor = EngineMonitor(
-            engine, self._clock, served_model_name=model.served_model_name, generates=True, on_change=on_change
-        )
+        monitor = EngineMonitor(engine, self._clock, served_model_name=model.served_model_name, on_change=on_change)
         self._background.append((f"engine {engine.name}", monitor.run()))
 
     def _rules(self, model: ModelConfig) -> AdmissionRules:

@@ -35,7 +35,7 @@ THRESHOLD_TOKENS = 3_000
 
 #: Four seats: few enough that a burst of chat spills over, so that the demo shows borrow and relay at work.
 _CHAT_SHAPE = EngineShape(max_model_len=4_096, max_num_seqs=4, kv_cache_tokens=32_768)
-_BATCH_SHAPE = EngineShape(max_model_len=32_768, max_num_seqs=2, kv_cache_tokens=65_536)
+_BATCH_SHAPE = EngineShape(max_model_len=32_768, max_num_seqs=4, kv_cache_tokens=131_072)
 #: The router loads a tokenizer library and starts Valkey; a slow disk makes that long.
 _START_S = 60.0
 _STOP_S = 15.0

@@ -25,8 +25,8 @@ from router.sim.measures import parse_duration_s
 from router.sim.server import RunningSim
 from router.sim.workload import FOREVER_S, TINY_SHAPES, LoadSpec, parse_mix, plan
 
-#: Nine chats to one document. Bursts (gaps twice as uneven as Poisson's) fill the chat pool now and then.
-_MIX = "chat:0.9,batch:0.1"
+#: About one document in fourteen. Bursts (gaps twice as uneven as Poisson's) fill the chat pool now and then.
+_MIX = "chat:0.93,batch:0.07"
 _CV = 2.0
 #: Bound of a demo without end: about three hours at the default rate. Every result is kept until the end.
 _REQUESTS_MAX = 100_000
@@ -57,7 +57,7 @@ def demo(
         typer.Option(help=f"How long requests arrive; implies --once. Default with --once: {_DEFAULT_DURATION}."),
     ] = None,
     rate: Annotated[float, typer.Option(min=0.1, max=100.0, help="Mean arrivals a second.")] = 8.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same requests at the same times.")] = 0,
+    seed: Annotated[int, typer.Option(help="Same seed, same requests at the same times.")] = 1,
 ) -> None:
     """Show the router at work on simulated engines."""
     is_bounded = once or duration is not None

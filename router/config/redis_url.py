@@ -80,6 +80,11 @@ def parse(url: str) -> RedisUrl:
         raise ValueError("the Redis URL holds a '#'; write it as %23 (special characters of a password are encoded)")
     body, _, query = rest.partition("?")
     authority, slash, path = body.partition("/")
+    if "@" in query or ("@" in path and kind is not RedisKind.UNIX):
+        raise ValueError(
+            "the Redis URL has an '@' behind a '/' or '?'; percent-encode special characters of a password: "
+            "/ as %2F, ? as %3F, @ as %40"
+        )
     options = _options(query, kind, is_tls=is_tls)
     credentials, at, hosts_text = authority.rpartition("@")
     username, password = _credentials(unquoted=credentials) if at else (None, None)

@@ -17,6 +17,7 @@ class Ops:
     def __init__(self, state: RouterState) -> None:
         self._state = state
         self._created_unix_s = int(state.clock.unix_s())
+        self._misses_shown: dict[str, int] = {}
 
     async def healthz(self, _: Request) -> Response:
         """The process lives and its loop turns."""
@@ -73,6 +74,9 @@ class Ops:
                     oldest_age_s=stats.oldest_age_s,
                     is_up=flow.line.is_up,
                 )
+            missed = service.counter.misses - self._misses_shown.get(name, 0)
+            state.metrics.count_misses.labels(name).inc(missed)
+            self._misses_shown[name] = service.counter.misses
             for relay in flow.relays.all:
                 state.metrics.relay_open.labels(relay.name).set(not relay.can_try)
 

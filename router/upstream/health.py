@@ -25,23 +25,22 @@ from router.upstream.behaviour import is_shutting_down
 from router.upstream.connection import ConnectionsBusy, ConnectTimedOut
 from router.upstream.engine import Engine
 from router.upstream.scrape import PAGE_MAX_BYTES, parse_metrics
-from router.upstream.sse import body_kind
+from router.upstream.sse import FirstEvent, body_kind
 
 _SMALL_BODY_BYTES = 1 << 20
 _NAMES_MAX = 256
 
-#: An answer of 200 within these is the work; a route that is missing passes on to the next.
-_GENERATING_PROBES: tuple[tuple[str, dict[str, object]], ...] = (
+#: A token, an embedding or a score is real work; a route that the model does not have passes on to the next.
+_WORK_PROBES: tuple[tuple[str, dict[str, object]], ...] = (
     ("/v1/completions", {"prompt": "1", "max_tokens": 1, "temperature": 0}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "1"}], "max_tokens": 1, "temperature": 0}),
-)
-_POOLING_PROBES: tuple[tuple[str, dict[str, object]], ...] = (
     ("/v1/embeddings", {"input": "1"}),
     ("/pooling", {"input": "1"}),
     ("/classify", {"input": "1"}),
     ("/v1/score", {"text_1": "1", "text_2": "1"}),
 )
-_ROUTE_MISSING = frozenset({404, 405, 501})
+#: vLLM's words, with 400, for a route that the model has no use for; newer versions leave the route out or say 501.
+_UNSUPPORTED_TEXT = "does not support"
 
 
 class _Full(Exception):
@@ -76,15 +75,13 @@ class EngineMonitor:
         clock: Clock,
         *,
         served_model_name: str,
-        generates: bool,
         on_change: Callable[[Engine], None],
         times: ProbeTimes | None = None,
     ) -> None:
-        """`generates` is False for a model that embeds, scores or classifies. See `Engine.watch` for `on_change`."""
+        """`on_change`: see `Engine.watch`."""
         self._engine = engine
         self._clock = clock
         self._model = served_model_name
-        self._generates = generates
         self._times = times or ProbeTimes()
         # Jitter only has to differ between engines; seeded by name, a run can be repeated.
         self._random = random.Random(engine.name)  # noqa: S311 -- no secret hangs on it
@@ -196,15 +193,17 @@ class EngineMonitor:
 
     async def _work_failure(self) -> str | None:
         """Ask for one token. None where it came, else what came instead."""
-        for path, fields in _GENERATING_PROBES if self._generates else _POOLING_PROBES:
+        for path, fields in _WORK_PROBES:
             body = json.dumps({"model": self._model, **fields}).encode()
             status, answer = await self._call("POST", path, self._times.work_s, _SMALL_BODY_BYTES, body)
             said = body_kind(answer)
-            if status in _ROUTE_MISSING and said.kind != "error":
+            if _is_route_missing(status, said):
                 continue
             return self._judge_answer(status, said.kind, said.message)
-        # A model with no route known here (speech) can only be taken at its word.
-        return "it has no route that generates" if self._generates else None
+        # A model with no route known here (speech) can only be taken at its word, if it has given it.
+        if self._model in self._engine.status.served_model_names:
+            return None
+        return "it has no route that generates, embeds or scores, and does not list the model"
 
     def _judge_answer(self, status: int, kind: str, message: str) -> str | None:
         if kind == "abort" or is_shutting_down(status, message):
@@ -258,6 +257,13 @@ class EngineMonitor:
         except TimeoutError as error:
             raise UpstreamTimeout("first_byte", limit_s) from error
         return response.status, bytes(answer[:limit_bytes])
+
+
+def _is_route_missing(status: int, said: FirstEvent) -> bool:
+    """Whether an answer says that there is no such route here. A 404 with an error object is about the model."""
+    if status == 404:
+        return said.kind != "error"
+    return status in (405, 501) or (status == 400 and _UNSUPPORTED_TEXT in said.message)
 
 
 class _Card(msgspec.Struct):

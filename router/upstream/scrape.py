@@ -37,6 +37,8 @@ class EngineMetrics:
     enable_prefix_caching: bool | None = None
     dp_ranks: int | None = None
     is_asleep: bool | None = None
+    #: Since the engine's start; that it grows is a sign of real work.
+    generated_tokens: int | None = None
 
 
 def parse_metrics(page: bytes) -> EngineMetrics:
@@ -59,6 +61,7 @@ def parse_metrics(page: bytes) -> EngineMetrics:
         enable_prefix_caching={"True": True, "False": False}.get(first.get("enable_prefix_caching", "")),
         dp_ranks=ranks,
         is_asleep=_is_asleep(page),
+        generated_tokens=_sum(_values(page, b"vllm:generation_tokens_total")),
     )
 
 

@@ -127,10 +127,10 @@ def test_options_of_the_command_line_win_and_are_checked_like_the_file(folder, v
     monkeypatch.chdir(folder.path / "here")
 
     config = folder.load(valid, Overrides(host="::1", port=9001, workers=1, data_dir=Path("d")))
-    problems = folder.problems(valid, Overrides(host="0.0.0.0", port=0))
+    problems = folder.problems(valid, Overrides(host="0.0.0.0", port=-1))
 
     assert (config.server.host, config.server.port, config.server.data_dir) == ("::1", 9001, folder.path / "here" / "d")
-    assert {(problem.where, problem.value) for problem in problems} == {("--host", "0.0.0.0"), ("--port", "0")}
+    assert {(problem.where, problem.value) for problem in problems} == {("--host", "0.0.0.0"), ("--port", "-1")}
 
 
 def test_the_example_at_the_root_loads_without_an_environment():

@@ -70,8 +70,8 @@ def test_the_json_schema_is_draft_2020_12_with_descriptions_and_defaults():
     assert schema["additionalProperties"] is False
     assert schema["required"] == ["engines", "models"]
     port = schema["$defs"]["Server"]["properties"]["port"]
-    assert (port["default"], port["description"]) == (8080, "TCP port to listen on.")
-    assert {"type": "integer", "minimum": 1, "maximum": 65535} in port["anyOf"]
+    assert (port["default"], port["description"]) == (8080, "TCP port to listen on; 0 takes a free one.")
+    assert {"type": "integer", "minimum": 0, "maximum": 65535} in port["anyOf"]
 
 
 def test_the_json_schema_lets_a_variable_stand_for_a_number_and_no_value_be_null():

@@ -62,11 +62,27 @@ def fleet(models: Models, logs: Path) -> Iterator[Fleet]:
             engine.program.kill()
 
 
+@contextmanager
+def _listening_relay() -> Iterator[FakeRelay]:
+    relay = FakeRelay()
+    try:
+        yield relay
+    finally:
+        relay.close()
+
+
 @pytest.fixture(scope="session")
 def relay() -> Iterator[FakeRelay]:
-    relay = FakeRelay()
-    yield relay
-    relay.close()
+    """What stands behind `router`, whose engines do all its work."""
+    with _listening_relay() as relay:
+        yield relay
+
+
+@pytest.fixture(scope="session")
+def doomed_relay() -> Iterator[FakeRelay]:
+    """What stands behind `doomed_router`."""
+    with _listening_relay() as relay:
+        yield relay
 
 
 @contextmanager
@@ -98,10 +114,10 @@ def counting_router(fleet: Fleet, models: Models, logs: Path) -> Iterator[Router
 
 
 @pytest.fixture(scope="session")
-def doomed_router(fleet: Fleet, models: Models, relay: FakeRelay, logs: Path) -> Iterator[Router]:
+def doomed_router(fleet: Fleet, models: Models, doomed_relay: FakeRelay, logs: Path) -> Iterator[Router]:
     """A router whose chat engine is going to be killed."""
     pools = {"chat": pool(fleet.doomed), "batch": pool(fleet.batch)}
     served = [model(MODEL, models.string, exact="auto", pools=pools)]
     engines = [fleet.doomed, fleet.batch]
-    with _running(Router("doomed-router", logs, engines=engines, models=served, relay=relay)) as router:
+    with _running(Router("doomed-router", logs, engines=engines, models=served, relay=doomed_relay)) as router:
         yield router

@@ -61,11 +61,11 @@ def test_a_stream_that_had_begun_ends_in_an_error_and_not_as_if_it_were_whole(af
 
 
 def test_chat_that_comes_after_is_answered_by_the_batch_pool_or_the_relay(
-    aftermath: Aftermath, relay: FakeRelay
+    aftermath: Aftermath, doomed_relay: FakeRelay
 ) -> None:
     assert [answer for answer in aftermath.after if not answer.is_served] == []
     borrowed = [answer for answer in aftermath.after if answer.headers.get("x-router-engine") == "batch-0"]
     relayed = [answer for answer in aftermath.after if answer.headers.get("x-router-relay") == "outside"]
     assert len(borrowed) + len(relayed) == AFTER
-    assert len(relayed) == len(relay.received)
+    assert len(relayed) == len(doomed_relay.received)
     assert borrowed

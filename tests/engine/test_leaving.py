@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.engine.client import ANSWER_MAX_S, Answer, chat, chats, openai_client
 from tests.engine.process import wait_until
 from tests.engine.stack import BATCH_SEATS, MODEL, Fleet, Router
@@ -60,9 +62,11 @@ def test_a_client_that_leaves_before_its_whole_answer_frees_its_seat(router: Rou
     assert fleet.chat.in_flight() == (0, 0)
 
 
-def test_a_client_that_leaves_the_queue_never_reaches_the_engine(router: Router, fleet: Fleet) -> None:
-    seated = [_body(prose(6_500, seed), stream=False, **ENDLESS_BATCH) for seed in range(BATCH_SEATS)]
-    queued = _body(prose(9_000, 99), stream=True, **ENDLESS_BATCH)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_the_queue_never_reaches_the_engine(router: Router, fleet: Fleet, stream: bool) -> None:
+    # Streamed: their first tokens free the prefill lane, so that both seats are taken.
+    seated = [_body(prose(6_500, seed), stream=True, **ENDLESS_BATCH) for seed in range(BATCH_SEATS)]
+    queued = _body(prose(9_000, 99), stream=stream, **ENDLESS_BATCH)
     last = _body(prose(7_000, 100), stream=False, max_tokens=4)
     before = fleet.batch.counters()
     # An engine counts a prompt once it has computed it, and a request only when it has finished by itself.
@@ -84,7 +88,7 @@ def test_a_client_that_leaves_the_queue_never_reaches_the_engine(router: Router,
     asyncio.run(asyncio.wait_for(fill_the_seats_queue_and_leave(), ANSWER_MAX_S))
     [answer] = asyncio.run(chats(router.url, [last], at_once=1))
 
-    assert answer.is_served, answer
+    assert answer.is_served
     fleet.batch.wait_until_counters(all_seated.plus(1, fleet.batch.tokens_of(last["messages"])))
 
 

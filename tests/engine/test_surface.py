@@ -11,6 +11,7 @@ import pytest
 from tests.engine.client import ANSWER_MAX_S, chats
 from tests.engine.stack import BATCH_CONTEXT_TOKENS, MODEL, Fleet, Router
 from tests.engine.texts import prose
+from tests.engine.vllm import SERVED_MODEL_NAME
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def test_a_prompt_too_long_for_every_pool_is_refused_with_the_true_numbers(
 
     assert tokens > BATCH_CONTEXT_TOKENS
     assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-    assert str(BATCH_CONTEXT_TOKENS) in answer.error["message"]
+    # Plain digits: programs read the limit out of this sentence.
+    assert f"maximum context length is {BATCH_CONTEXT_TOKENS} tokens" in answer.error["message"]
     assert str(tokens) in answer.error["message"]
     fleet.chat.wait_until_in_flight(0)
     fleet.batch.wait_until_in_flight(0)
@@ -48,19 +50,24 @@ def test_an_output_cap_that_fits_no_pool_is_refused_and_not_clamped(router: Rout
     [answer] = asyncio.run(chats(router.url, [body], at_once=1))
 
     assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-    assert str(BATCH_CONTEXT_TOKENS) in answer.error["message"]
+    assert f"maximum context length is {BATCH_CONTEXT_TOKENS} tokens" in answer.error["message"]
     fleet.chat.wait_until_counters(chat_before)
     fleet.batch.wait_until_counters(batch_before)
 
 
-def test_embeddings_of_a_model_that_only_generates_give_the_engines_own_404(router: Router, fleet: Fleet) -> None:
-    body = {"model": MODEL, "input": "Hello there."}
-    engines = httpx.post(f"{fleet.chat.url}/v1/embeddings", json=body, timeout=60.0, trust_env=False)
+def test_embeddings_of_a_model_that_only_generates_give_the_engines_404_in_openais_shape(
+    client: openai.OpenAI, fleet: Fleet
+) -> None:
+    body = {"model": SERVED_MODEL_NAME, "input": "Hello there."}
+    engines_own = httpx.post(f"{fleet.batch.url}/v1/embeddings", json=body, timeout=60.0, trust_env=False)
 
-    answer = router.post("/v1/embeddings", body)
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.embeddings.create(model=MODEL, input="Hello there.")
 
-    assert (answer.status_code, answer.content) == (404, engines.content)
-    assert answer.headers["x-router-engine"] in ("chat-0", "batch-0")
+    assert (engines_own.status_code, engines_own.json()) == (404, {"detail": "Not Found"})
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["message"] == "Not Found"
+    assert refused.value.response.headers["x-router-engine"] in (fleet.chat.name, fleet.batch.name)
 
 
 def test_plain_completions_work_with_text_with_several_prompts_and_with_token_ids(client: openai.OpenAI) -> None:

@@ -105,6 +105,14 @@ def test_a_token_not_given_takes_it_down_unless_traffic_got_some_lately() -> Non
     assert advance(advance(serving(0), E.REQUEST_OK, 5), E.WORK_FAILED, 11).state is S.SERVING
 
 
+def test_a_counter_of_tokens_that_grows_vouches_for_a_serving_engine_and_brings_none_in() -> None:
+    life = advance(serving(0), E.TOKENS_SEEN, 100)
+
+    assert advance(life, E.WORK_FAILED, 105).state is S.SERVING
+    assert not life.wants_work(129)
+    assert after(E.PROBE_OK, E.TOKENS_SEEN).state is S.LOADING
+
+
 def test_requests_lost_or_late_in_a_row_take_it_down() -> None:
     assert after(E.REQUEST_LOST, E.REQUEST_TIMEOUT, life=serving()).state is S.SERVING
     assert after(E.REQUEST_LOST, E.REQUEST_TIMEOUT, E.REQUEST_LOST, life=serving()).state is S.DOWN

@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from router.config.model import RedisConfig, Secret
+from router.config.redis_url import parse
 from router.queue.embedded import EmbeddedValkey
 from router.queue.memory import MemoryQueue
 from router.queue.open import open_queue
@@ -34,24 +36,15 @@ def _tell_memory(story: Story) -> None:
     asyncio.run(_told(story, MemoryQueue(FixedClock())))
 
 
-def _tell_embedded(story: Story, directory: Path) -> None:
-    async def main() -> None:
-        valkey = EmbeddedValkey(directory / "data")
-        config = RedisConfig(Secret("embedded"), "test", 5.0)
-        try:
-            await _told(story, open_queue(config, url=await valkey.start()))
-        finally:
-            await valkey.stop()
-
-    asyncio.run(main())
+def _tell_embedded(story: Story, runner: asyncio.Runner, url: str) -> None:
+    with redis.Redis(unix_socket_path=parse(url).path, protocol=2) as client:
+        client.flushall()
+    runner.run(_told(story, open_queue(RedisConfig(Secret("embedded"), "test", 5.0), url=url)))
 
 
 def _tell_redis(story: Story, server: Server) -> None:
-    async def main() -> None:
-        await _told(story, queue_at(server.url))
-
     server.call("FLUSHALL")
-    asyncio.run(main())
+    asyncio.run(_told(story, queue_at(server.url)))
 
 
 async def _told(story: Story, queue: QueueStore) -> None:
@@ -73,13 +66,25 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Runner, str]]:
+    """One embedded Valkey for the whole run, with the event loop that owns it and its URL."""
+    valkey = EmbeddedValkey(tmp_path_factory.mktemp("embedded"))
+    with asyncio.Runner() as runner:
+        try:
+            yield runner, runner.run(valkey.start())
+        finally:
+            runner.run(valkey.stop())
+
+
 @pytest.fixture(params=_STORES)
-def tell(request: pytest.FixtureRequest, tmp_path: Path) -> Tell:
-    """Runs a story against a fresh, empty store."""
+def tell(request: pytest.FixtureRequest) -> Tell:
+    """Runs a story against an empty store."""
     if request.param == "memory":
         return _tell_memory
     if request.param == "embedded":
-        return lambda story: _tell_embedded(story, tmp_path)
+        runner, url = request.getfixturevalue("embedded")
+        return lambda story: _tell_embedded(story, runner, url)
     server = request.getfixturevalue("redis_server")
     return lambda story: _tell_redis(story, server)
 

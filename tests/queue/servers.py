@@ -20,7 +20,7 @@ _START_MAX_S = 10.0
 
 
 def valkey_binary() -> str:
-    return os.fspath(get_binary_path())
+    return str(get_binary_path())
 
 
 def redis_binary() -> str | None:

@@ -272,8 +272,9 @@ def test_a_server_that_dies_is_noticed_and_can_be_started_again_with_what_it_hel
         url = await valkey.start()
         queue = queue_at(url)
         await queue.enqueue(_MODEL, Ticket("one", "me", 10), max_requests=9, max_tokens=99)
-        assert valkey.pid is not None
-        os.kill(valkey.pid, signal.SIGKILL)
+        pid = valkey.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
 
         assert await valkey.wait() == -signal.SIGKILL
         assert not valkey.is_alive

@@ -410,6 +410,40 @@ def test_a_cancelled_caller_closes_the_socket_too(phase: str) -> None:
     run(body())
 
 
+def test_a_caller_cancelled_at_any_step_leaves_no_connection_behind() -> None:
+    async def script(connection: Connection) -> None:
+        while await connection.request() is not None:
+            await connection.send(STREAM_HEAD + piece(b"a"))
+            await connection.send(piece(b""))
+
+    async def call(it: HttpxUpstream) -> None:
+        response = await open_(it, POST)
+        try:
+            await exhaust(response.chunks())
+        finally:
+            await response.aclose()
+
+    async def body() -> None:
+        async with RawServer(script) as server:
+            steps, untouched = 0, False
+            while not untouched:
+                async with upstream(server.url) as it:
+                    task = asyncio.create_task(call(it))
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                    untouched = not task.cancelled()
+                    assert not it._busy
+                    assert it._places._value == 512
+                steps += 1 + steps // 20
+            # Bounded by the guard of `run`: a connection left open would keep its script waiting.
+            while server._tasks:
+                await asyncio.sleep(0)
+
+    run(body())
+
+
 def test_a_silent_engine_takes_no_place_of_another() -> None:
     async def silent(connection: Connection) -> None:
         await connection.closed()

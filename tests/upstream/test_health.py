@@ -50,7 +50,6 @@ async def watched(
     *,
     times: ProbeTimes = QUICK,
     rules: LifecycleRules | None = None,
-    generates: bool = True,
     capacity_tokens: int | None = None,
 ) -> AsyncIterator[Watched]:
     clock = SystemClock()
@@ -62,7 +61,6 @@ async def watched(
         it.engine,
         clock,
         served_model_name="m",
-        generates=generates,
         on_change=lambda _: news.set(),
         times=times,
     )
@@ -257,13 +255,28 @@ def test_a_model_without_completions_is_probed_by_chat_and_one_that_embeds_by_em
         chat = FakeEngine(missing=frozenset({"/v1/completions"}))
         async with RawServer(chat.script()) as server, watched(server.url) as it:
             await it.becomes(EngineState.SERVING)
-        embeds = FakeEngine(completion=b'{"data":[{"embedding":[0.1]}]}')
-        async with RawServer(embeds.script()) as server, watched(server.url, generates=False) as it:
+        vector = b'{"data":[{"embedding":[0.1]}]}'
+        found_out = FakeEngine(completion=vector, missing=frozenset({"/v1/completions", "/v1/chat/completions"}))
+        async with RawServer(found_out.script()) as server, watched(server.url) as it:
             await it.becomes(EngineState.SERVING)
 
         assert chat.asked("/v1/chat/completions") == 1
-        assert embeds.asked("/v1/embeddings") == 1
-        assert embeds.asked("/v1/completions") == 0
+        assert found_out.asked("/v1/embeddings") == 1
+
+    run(body())
+
+
+def test_tokens_that_an_engine_gives_to_others_vouch_for_it() -> None:
+    async def body() -> None:
+        fake = FakeEngine(metrics=b"vllm:generation_tokens_total 1\n")
+        async with RawServer(fake.script()) as server, watched(server.url) as it:
+            await it.becomes(EngineState.SERVING)
+            before = it.engine.life.last_ok_at_s
+            fake.metrics = b"vllm:generation_tokens_total 2\n"
+            await fake.asked_again("/metrics", 2)
+
+            assert it.engine.life.last_ok_at_s != before
+            assert it.engine.status.state is EngineState.SERVING
 
     run(body())
 

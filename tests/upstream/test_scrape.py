@@ -16,6 +16,7 @@ vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="discard_all"} 0.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:num_preemptions_total{engine="0",model_name="m"} 4.0
 vllm:num_preemptions_created{engine="0",model_name="m"} 1.7e+09
+vllm:generation_tokens_total{engine="0",model_name="m"} 178.0
 vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",kv_cache_size_tokens="2000",\
 num_gpu_blocks="126",sliding_window="None"} 1.0
 """
@@ -27,7 +28,7 @@ def cache(**labels: object) -> bytes:
 
 
 def test_a_whole_page_is_read() -> None:
-    assert parse_metrics(PAGE) == EngineMetrics(3, 2, 0.25, 4, 2000, 16, True, 1, False)
+    assert parse_metrics(PAGE) == EngineMetrics(3, 2, 0.25, 4, 2000, 16, True, 1, False, 178)
 
 
 def test_ranks_are_added_up_and_the_fullest_one_tells_the_usage() -> None:
