@@ -24,7 +24,7 @@ from router.cli._signals import EXIT_INTERRUPTED, Stopper, run
 from router.cli._stack import StackFailed, demo_stack
 from router.cli._tables import report_tables
 from router.clock import SystemClock
-from router.config.named_secret import named_secret
+from router.config.environment import named_secret
 from router.sim.load import Load, LoadOptions
 from router.sim.measures import Slo, parse_duration_s, parse_slos
 from router.sim.report import Report, report

@@ -77,8 +77,9 @@ class Answer:
     #: How this ends if nothing else happens.
     outcome: Outcome = Outcome.COMPLETED
     first_byte_s: float = 600.0
-    #: Told when the upstream fails amid its answer.
-    on_cut: Callable[[UpstreamError], None] | None = None
+    #: Told of the first generated token, and when the upstream fails amid its answer.
+    on_output: Callable[[], None] | None = None
+    on_cut: Callable[[], None] | None = None
     meter: UsageReader = field(init=False)
     splitter: EventSplitter = field(default_factory=EventSplitter)
     _output_events: int = 0
@@ -124,7 +125,7 @@ class Answer:
             late = isinstance(error, UpstreamTimeout)
             self.outcome = Outcome.ENGINE_TIMEOUT_STREAMING if late else Outcome.ENGINE_LOST_STREAMING
             if self.on_cut is not None:
-                self.on_cut(error)
+                self.on_cut()
             raise
         if self.is_stream:
             tail = self._flush()
@@ -171,6 +172,8 @@ class Answer:
         """The first generated token is here."""
         if self.record.first_token_at_s is None:
             self.record.first_token_at_s = self.clock.now_s()
+            if self.on_output is not None:
+                self.on_output()
             if self.lease is not None:
                 self.lease.first_token()
 

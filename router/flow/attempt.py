@@ -35,6 +35,8 @@ from router.upstream.engine import Engine
 
 #: An engine that said 503 is left alone for this long: about the time a seat takes to come free.
 _BUSY_PAUSE_S = 0.5
+#: The same for batch, after anything that cannot have started: it waits in line meanwhile.
+_BATCH_PAUSE_S = 1.0
 #: A plain answer's first byte comes with its last token: so many seconds more for each token it may have.
 _S_PER_OUTPUT_TOKEN = 0.25
 
@@ -87,11 +89,12 @@ class ModelFlow:
                 return await self._try_engine(job, lease, record)
             except AttemptFailed as failed:
                 last = failed
-                if failed.failure is Failure.BUSY:
+                if job.request_class is RequestClass.BATCH and not failed.failure.can_have_started:
+                    # It costs batch time, which it has, not attempts; the queue's longest wait bounds it.
+                    self.gate.pause(lease.engine, _BATCH_PAUSE_S)
+                    budget.forgive()
+                elif failed.failure is Failure.BUSY:
                     self.gate.pause(lease.engine, _BUSY_PAUSE_S)
-                    if job.request_class is RequestClass.BATCH:
-                        # Backpressure costs batch time, which it has, not attempts; the queue's longest wait bounds it.
-                        budget.forgive()
                 else:
                     excluded |= {lease.engine}
                 if not budget.may_try_again(failed.failure):
@@ -135,7 +138,7 @@ class ModelFlow:
                 lease = await self.gate.admit_chat(place)
                 record.hold_wait_s += self._clock.now_s() - asked_at_s
             else:
-                lease, ticket = await self._place_batch(place, ticket)
+                lease, ticket = await self._place_batch(place, ticket, asked_at_s - record.arrived_at_s)
                 record.queue_wait_s += self._clock.now_s() - asked_at_s
         except NoPlace as none:
             raise self._no_place(none, place.request_class) from None
@@ -146,14 +149,14 @@ class ModelFlow:
             self._metrics.borrowed.labels(self.config.name).inc()
         return lease, ticket
 
-    async def _place_batch(self, place: PlaceRequest, ticket: Ticket | None) -> tuple[Lease, Ticket]:
+    async def _place_batch(self, place: PlaceRequest, ticket: Ticket | None, age_s: float) -> tuple[Lease, Ticket]:
         line = self.line
         assert line is not None, "a batch pool has a line"
-        if not self.gate.is_serving(RequestClass.BATCH):
+        if ticket is None and not self.gate.is_serving(RequestClass.BATCH):
             raise NoPlace(RefusalCause.NO_ENGINE, 10.0)
         retry_after_s = self.gate.retry_after_s(RequestClass.BATCH, place.demand.kv_tokens)
         try:
-            turn = await line.wait(place, place=ticket)
+            turn = await line.wait(place, place=ticket, age_s=age_s)
         except QueueFull as full:
             self._metrics.queue_refusals.labels(self.config.name, full.refusal.value).inc()
             error = ApiError(
@@ -234,8 +237,6 @@ class ModelFlow:
             raise
         finally:
             self._metrics.attempts.labels(self.config.name, lease.engine, result).inc()
-        engine.note_request_ok()
-        answer.on_cut = lambda _error: engine.note_request_lost()
         return answer
 
     async def _exchange(
@@ -263,6 +264,8 @@ class ModelFlow:
             lease=lease,
             first_byte_s=limits.first_byte_s,
             commit_after_s=self.config.commit_after_s,
+            on_output=engine.note_request_ok,
+            on_cut=engine.note_request_lost,
         )
 
 

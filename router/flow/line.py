@@ -95,8 +95,11 @@ class BatchLine:
         """Requests of this process in the line."""
         return len(self._waiters)
 
-    async def wait(self, request: PlaceRequest, *, priority: int = 0, place: Ticket | None = None) -> "Turn":
+    async def wait(
+        self, request: PlaceRequest, *, priority: int = 0, place: Ticket | None = None, age_s: float = 0.0
+    ) -> "Turn":
         """Stand in line until there is a place. `place`: the ticket of an earlier turn, to stand where it stood.
+        `age_s`: how long ago the request came; the longest wait counts from then.
 
         Raises: `QueueFull`, `QueueDown`, `QueueWaitOver`, `QueueClosed`. Cancelled, ticket and place are given back.
         """
@@ -106,7 +109,7 @@ class BatchLine:
         waiter = self._waiters[ticket.id] = _Waiter(ticket, request, future)
         self._leaving.discard(ticket.id)
         try:
-            async with asyncio.timeout(self._bounds.wait_max_s):
+            async with asyncio.timeout(max(0.0, self._bounds.wait_max_s - age_s)):
                 await self._enter(waiter)
                 self._wake.set()
                 lease = await future

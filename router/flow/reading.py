@@ -5,6 +5,7 @@ an abort before any token, or nothing at all, and the request may still go elsew
 `preface`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.clock import Clock
@@ -37,6 +38,8 @@ async def read_answer(
     lease: Lease | None,
     first_byte_s: float,
     commit_after_s: float,
+    on_output: Callable[[], None] | None = None,
+    on_cut: Callable[[], None] | None = None,
 ) -> Answer:
     """Turn a response into an `Answer`, as far as it must be read to know that it is one.
 
@@ -54,6 +57,8 @@ async def read_answer(
         clock=clock,
         lease=lease,
         first_byte_s=first_byte_s,
+        on_output=on_output,
+        on_cut=on_cut,
     )
     try:
         if response.status >= 400:

@@ -110,10 +110,11 @@ class Body:
 
 class ClientWatch:
     """`async with` around the work for a client whose body is read: if it leaves, the work is cancelled and
-    `ClientLeft` is raised in its place."""
+    `ClientLeft` is raised in its place. A client that has its whole answer cannot leave any more."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, reply: "Reply") -> None:
         self._receive = receive
+        self._reply = reply
         self._left = False
 
     async def __aenter__(self) -> Self:
@@ -136,8 +137,10 @@ class ClientWatch:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._left = True
-        self._task.cancel()
+        # The server says the same at the end of a whole answer; what is left to do then is ours.
+        if not self._reply.finished:
+            self._left = True
+            self._task.cancel()
 
 
 class Reply:

@@ -80,7 +80,8 @@ def _demand(request: ParsedRequest, count: Count, output: int, shapes: Shapes, *
         # An answer cannot outgrow the largest context.
         output = max(1, min(output, shapes.largest_max_model_len - longest_tokens))
     return Demand(
-        prompt_tokens=count.prompt_tokens,
+        # Whatever a bound says, an engine holds no more than its context for one sequence.
+        prompt_tokens=min(count.prompt_tokens, max(1, count.prompts) * shapes.largest_max_model_len),
         longest_prompt_tokens=longest_tokens,
         output_tokens=output,
         output_is_capped=capped,

@@ -6,13 +6,13 @@ kept here: the driver offers the head of that line again when `room_tokens` allo
 
 States of a chat request:  offered -> admitted -> finished
                            offered -> held -> admitted | refused | withdrawn
-A newcomer does not overtake the held ones. Every call is synchronous and returns the decisions it led to; carrying
+Nobody overtakes a held one on an engine that this one waits for too. Every call is synchronous and returns the decisions it led to; carrying
 them out is the driver's part. Ids are unique among what is admitted or held.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from router.policy.demand import Demand, RequestClass
@@ -22,7 +22,7 @@ from router.policy.ledger import EngineLimits, Ledger, LedgerSnapshot
 
 
 class RefusalCause(StrEnum):
-    """Why there is no place: the pool is full, or no engine of it serves."""
+    """Why there is no place: the engines that may take the request are full, or none of them serves."""
 
     SATURATED = "saturated"
     NO_ENGINE = "no_engine"
@@ -86,7 +86,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Batch without a place now: the durable line is where it waits."""
+    """Batch without a place now: the durable line is where it waits, also while no engine serves."""
 
     request_id: str
 
@@ -148,10 +148,9 @@ class Admission:
     def offer(self, offer: Offer, now_s: float) -> list[Decision]:
         """A request asks for a place; exactly one decision about it comes back."""
         assert offer.request_id not in self._places, "a request has one place at a time"
-        if offer.request_class is RequestClass.BATCH:
-            admitted = self._place(offer, RequestClass.BATCH, now_s)
-            return [admitted or Waiting(offer.request_id)]
-        return [self._offer_chat(offer, now_s)]
+        assert offer.request_id not in self._held, "a request is held once"
+        is_chat = offer.request_class is RequestClass.CHAT
+        return [self._offer_chat(offer, now_s) if is_chat else self._offer_batch(offer, now_s)]
 
     def first_token(self, request_id: str, now_s: float) -> list[Decision]:
         """Prefill is over: a lane came free."""
@@ -180,14 +179,13 @@ class Admission:
         return self._serve_held(now_s)
 
     def expire(self, now_s: float) -> list[Decision]:
-        """End the holds whose time is over: borrowed, or refused."""
+        """End the holds whose time is over: borrowed, or refused. A pause that is over makes places, too."""
         over = [offer for offer, until_s in self._held.values() if until_s <= now_s]
         decisions: list[Decision] = []
         for offer in over:
             del self._held[offer.request_id]
-            # A pause of the engine may have ended without anybody giving a place back.
             decisions.append(self._place(offer, RequestClass.CHAT, now_s) or self._last_resort(offer, now_s))
-        return decisions
+        return decisions + self._serve_held(now_s)
 
     # -- engines ------------------------------------------------------------------------------------------------
 
@@ -209,21 +207,25 @@ class Admission:
         state = self._engines[engine]
         state.paused_until_s = max(state.paused_until_s, until_s)
 
-    def next_expiry_s(self) -> float | None:
-        """When `expire` is due next; None while nobody is held."""
-        return min((until_s for _, until_s in self._held.values()), default=None)
+    def next_expiry_s(self, now_s: float) -> float | None:
+        """When `expire` is due next: a hold or a pause ends. None while nobody is held."""
+        if not self._held:
+            return None
+        pauses = [state.paused_until_s for state in self._engines.values() if state.paused_until_s > now_s]
+        return min([*(until_s for _, until_s in self._held.values()), *pauses])
 
     # -- questions ----------------------------------------------------------------------------------------------
 
     def room_tokens(self, now_s: float) -> int:
         """The largest batch cost that could start somewhere now; 0 for none."""
-        names = self._available(RequestClass.BATCH, now_s, excluded=frozenset(), only=None)
+        names = self._available(RequestClass.BATCH, now_s)
         return max((self._engines[name].ledger.room_tokens(RequestClass.BATCH) for name in names), default=0)
 
-    def is_serving(self, request_class: RequestClass) -> bool:
-        """Whether any engine of the pool serves."""
-        pool = self._rules.pool(request_class)
-        return pool is not None and any(self._engines[name].serving for name in pool.engines)
+    def is_serving(
+        self, request_class: RequestClass, *, excluded: frozenset[str] = frozenset(), only: str | None = None
+    ) -> bool:
+        """Whether any engine of the pool serves that is not `excluded` and, with `only`, is that one."""
+        return bool(self._serving(request_class, excluded, only))
 
     def retry_after_s(self, request_class: RequestClass, missing_tokens: int, now_s: float, spread: float) -> float:
         """Seconds until `missing_tokens` will have come back to the pool, by its measured drain."""
@@ -240,50 +242,58 @@ class Admission:
 
     def _offer_chat(self, offer: Offer, now_s: float) -> Decision:
         pool = self._rules.chat
-        if pool is None or not self._can_wait_for(pool, offer):
+        if pool is None or not self._may_take(RequestClass.CHAT, offer):
             return self._last_resort(offer, now_s)
-        if not self._held:
-            admitted = self._place(offer, RequestClass.CHAT, now_s)
-            if admitted is not None:
-                return admitted
+        awaited = frozenset(
+            name for other, _ in self._held.values() for name in self._may_take(RequestClass.CHAT, other)
+        )
+        admitted = self._place(_avoiding(offer, awaited), RequestClass.CHAT, now_s)
+        if admitted is not None:
+            return admitted
         until_s = offer.hold_until_s if offer.hold_until_s is not None else now_s + pool.hold_s
         if len(self._held) >= pool.hold_max_requests or until_s <= now_s:
             return self._last_resort(offer, now_s)
         self._held[offer.request_id] = (offer, until_s)
         return Held(offer.request_id, until_s)
 
-    def _can_wait_for(self, pool: PoolRules, offer: Offer) -> bool:
-        """Whether any engine of the pool that may take this request serves at all."""
-        return any(
-            self._engines[name].serving and name not in offer.excluded and offer.only in (None, name)
-            for name in pool.engines
-        )
-
     def _last_resort(self, offer: Offer, now_s: float) -> Decision:
         """No more waiting in the chat pool: borrow, or refuse."""
-        if self._rules.borrow or offer.only is not None:
+        may_borrow = self._rules.borrow or offer.only is not None
+        if may_borrow:
             borrowed = self._place(offer, RequestClass.BATCH, now_s)
             if borrowed is not None:
                 return borrowed
-        serving = self.is_serving(RequestClass.CHAT) or self.is_serving(RequestClass.BATCH)
-        cause = RefusalCause.SATURATED if serving else RefusalCause.NO_ENGINE
+        serving = self._may_take(RequestClass.CHAT, offer) or (may_borrow and self._may_take(RequestClass.BATCH, offer))
         ahead = sum(other.demand.kv_tokens for other, _ in self._held.values())
-        missing = offer.demand.kv_tokens + ahead
-        return Refused(
-            offer.request_id, cause, self.retry_after_s(RequestClass.CHAT, missing, now_s, spread=offer.spread)
-        )
+        return self._refused(offer, RefusalCause.SATURATED if serving else RefusalCause.NO_ENGINE, ahead, now_s)
 
     def _serve_held(self, now_s: float) -> list[Decision]:
-        """Give free places to the held ones, first come first served."""
+        """Give free places to the held ones; of those that wait for the same engine, first come first served."""
         decisions: list[Decision] = []
-        while self._held:
-            request_id, (offer, _) = next(iter(self._held.items()))
-            admitted = self._place(offer, RequestClass.CHAT, now_s)
-            if admitted is None:
+        awaited: frozenset[str] = frozenset()
+        serving = frozenset(self._serving(RequestClass.CHAT))
+        for offer, _ in tuple(self._held.values()):
+            if awaited >= serving:
                 break
-            del self._held[request_id]
-            decisions.append(admitted)
+            admitted = self._place(_avoiding(offer, awaited), RequestClass.CHAT, now_s)
+            if admitted is None:
+                awaited |= frozenset(self._may_take(RequestClass.CHAT, offer))
+            else:
+                del self._held[offer.request_id]
+                decisions.append(admitted)
         return decisions
+
+    # -- batch --------------------------------------------------------------------------------------------------
+
+    def _offer_batch(self, offer: Offer, now_s: float) -> Decision:
+        admitted = self._place(offer, RequestClass.BATCH, now_s)
+        if admitted is not None:
+            return admitted
+        # The line waits for its pool as a whole; a request for engines that are gone would stand before all others.
+        is_restricted = bool(offer.excluded) or offer.only is not None
+        if is_restricted and not self._may_take(RequestClass.BATCH, offer):
+            return self._refused(offer, RefusalCause.NO_ENGINE, 0, now_s)
+        return Waiting(offer.request_id)
 
     # -- places -------------------------------------------------------------------------------------------------
 
@@ -307,19 +317,32 @@ class Admission:
         return ledger.in_prefill(RequestClass.BATCH) == 0
 
     def _available(
-        self, request_class: RequestClass, now_s: float, *, excluded: frozenset[str], only: str | None
+        self,
+        request_class: RequestClass,
+        now_s: float,
+        *,
+        excluded: frozenset[str] = frozenset(),
+        only: str | None = None,
+    ) -> list[str]:
+        """The engines that may be chosen right now."""
+        names = self._serving(request_class, excluded, only)
+        return [name for name in names if self._engines[name].paused_until_s <= now_s]
+
+    def _may_take(self, request_class: RequestClass, offer: Offer) -> list[str]:
+        """The engines of the pool that serve and may take `offer`, now or later."""
+        return self._serving(request_class, offer.excluded, offer.only)
+
+    def _serving(
+        self, request_class: RequestClass, excluded: frozenset[str] = frozenset(), only: str | None = None
     ) -> list[str]:
         pool = self._rules.pool(request_class)
-        if pool is None:
-            return []
-        return [
-            name
-            for name in pool.engines
-            if (state := self._engines[name]).serving
-            and state.paused_until_s <= now_s
-            and name not in excluded
-            and only in (None, name)
-        ]
+        names = pool.engines if pool is not None else ()
+        return [n for n in names if self._engines[n].serving and n not in excluded and only in (None, n)]
+
+    def _refused(self, offer: Offer, cause: RefusalCause, ahead_tokens: int, now_s: float) -> Refused:
+        missing = offer.demand.kv_tokens + ahead_tokens
+        retry_after_s = self.retry_after_s(offer.request_class, missing, now_s, offer.spread)
+        return Refused(offer.request_id, cause, retry_after_s)
 
     def _load_ratio(self, name: str) -> float:
         return self._engines[name].ledger.load_ratio()
@@ -335,6 +358,10 @@ class Admission:
             return
         state = self._engines[name]
         state.ledger.chat_reserve_tokens = state.reserve.tokens(state.ledger.capacity_tokens)
+
+
+def _avoiding(offer: Offer, names: frozenset[str]) -> Offer:
+    return replace(offer, excluded=offer.excluded | names) if names else offer
 
 
 def _two_choices_first(names: Sequence[str], sample: float, load_ratio: Callable[[str], float]) -> Sequence[str]:

@@ -1,6 +1,6 @@
 """How fast a pool gives tokens back, and so how long a refused client should stay away.
 
-    retry_after_s = clamp(missing_tokens / drain_tokens_per_s, 1, 60), spread by up to +25 %
+    retry_after_s = clamp(missing_tokens / drain_tokens_per_s, 1, 48), spread by up to +25 %: 1 to 60
 
 The rate is what was really given back over the last `WINDOW_S` seconds. A pool that gave nothing back lately says the
 longest wait there is.
@@ -12,7 +12,9 @@ WINDOW_S = 30.0
 SHORTEST_S = 1.0
 #: openai-python sleeps exactly what it is told, even two minutes; a minute is the longest that still serves a person.
 LONGEST_S = 60.0
+#: Also at the longest: of a pool that stands still many clients are sent away at once.
 _SPREAD_RATIO = 0.25
+_LONGEST_UNSPREAD_S = LONGEST_S / (1 + _SPREAD_RATIO)
 
 
 class DrainMeter:
@@ -47,7 +49,7 @@ class DrainMeter:
         """Seconds until `missing_tokens` will have come back. `spread` (0..1) tells two clients apart."""
         rate = self.rate_tokens_per_s(now_s)
         wait_s = missing_tokens / rate if rate > 0 else LONGEST_S
-        return min(LONGEST_S, max(SHORTEST_S, wait_s) * (1 + _SPREAD_RATIO * spread))
+        return min(_LONGEST_UNSPREAD_S, max(SHORTEST_S, wait_s)) * (1 + _SPREAD_RATIO * spread)
 
     def _forget(self, now_s: float) -> None:
         while self._buckets and self._buckets[0][0] < now_s - WINDOW_S:

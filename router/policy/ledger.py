@@ -204,10 +204,6 @@ class Ledger:
         """Committed share of the capacity; above 1 while an oversized request runs alone."""
         return self._committed_tokens / max(1, self.capacity_tokens)
 
-    def demand_of(self, request_id: str) -> Demand | None:
-        entry = self._entries.get(request_id)
-        return entry.demand if entry is not None else None
-
     def held_tokens(self, request_class: RequestClass) -> int:
         return self._sums[request_class].tokens
 

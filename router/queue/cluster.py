@@ -30,7 +30,10 @@ _Address = tuple[str, int]
 
 
 class ClusterLink:
-    """A `Link` to a cluster: `connections_max` connections a node. `call` takes EVALSHA and EVAL with keys only."""
+    """A `Link` to a cluster: `connections_max` connections a node, one pool for each node of the map and of the URL.
+
+    `call` takes EVALSHA and EVAL with keys only.
+    """
 
     def __init__(self, url: RedisUrl, *, connections_max: int, timeout_s: float) -> None:
         self._url = url
@@ -92,31 +95,25 @@ class ClusterLink:
                 return
             for entry in tuple(self._entries):
                 try:
-                    reply = await self._slots_at(entry)
+                    reply = await self._node(entry).call("CLUSTER", "SLOTS")
                 except (RedisError, OSError) as error:
                     self._failed(entry)
                     failure = error
                     continue
-                self._adopt(entry, reply)
+                await self._adopt(entry, reply)
                 return
             raise RedisConnectionError("no node of the cluster answers") from failure
 
-    async def _slots_at(self, entry: _Address) -> Reply:
-        link = PooledLink(lambda: dial_server(self._url, self._step_s, entry), connections_max=1)
-        try:
-            return await link.call("CLUSTER", "SLOTS")
-        finally:
-            await link.close()
-
-    def _adopt(self, entry: _Address, slots: Reply) -> None:
+    async def _adopt(self, entry: _Address, slots: Reply) -> None:
         """Take the map that `entry` gave: [first, last, [host, port, ...primary], ...replicas] a range."""
         self._ranges = [
             # An empty or missing host means: the host that was asked.
             (first, last, ((primary[0] or b"").decode() or entry[0], int(primary[1])))
             for first, last, primary, *_ in slots
         ]
-        known = dict.fromkeys((entry, *self._primaries(), *self._url.hosts))
-        self._entries = list(known)
+        self._entries = list(dict.fromkeys((entry, *self._primaries(), *self._url.hosts)))
+        for gone in set(self._nodes).difference(self._entries):
+            await self._nodes.pop(gone).close()
 
     def _primaries(self) -> list[_Address]:
         return list(dict.fromkeys(address for _, _, address in self._ranges))

@@ -22,7 +22,7 @@ _MIX_TOLERANCE = 0.001
 #: Seconds without limit, for loads that are bounded by count.
 FOREVER_S = math.inf
 
-#: Words, each one token with its leading space in cl100k, o200k, Llama 3, Qwen 2.5 and DeepSeek vocabularies.
+#: Words, each one token with its leading space in the DeepSeek vocabulary.
 _WORD_LIST = (
     "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which "
     "one you were her all their there has when who will more no if out so said what up its about into than them "

@@ -1,0 +1,345 @@
+"""A whole router before simulated engines, in one event loop: what the tests of this folder talk to over HTTP.
+
+The router is the real one: `pools.yaml` on disk, `Runtime`, `serve_runtime` on a port that the kernel chose, an embedded
+Valkey. Only signals are not sent: the loop keeps the handlers that the server asks for, and `Stack.signal` calls them.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import uvloop
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.app import Runtime
+from router.cli.serve import listen, new_router_id, queue_url, serve_runtime
+from router.config.load import load
+from router.sim.engine import EngineShape
+from router.sim.log import LogEntry
+from router.sim.options import OutputLengths, SimServerOptions
+from router.sim.relay import relay_options
+from router.sim.server import RunningSim, running
+
+T = TypeVar("T")
+
+#: A bound on a hung test, not a measurement.
+GUARD_S = 30.0
+MODEL = "llama"
+ALIAS = "small"
+#: Contexts of the two engines, an eighth of what one would really run.
+CHAT_TOKENS = 1_024
+LONG_TOKENS = 16_384
+THRESHOLD_TOKENS = 1_024
+RELAY_KEY = "relay-key-marker"
+
+
+class Loop(uvloop.Loop):
+    """An event loop that keeps signal handlers instead of setting them: several servers can live in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signal_handlers: dict[int, Callable[..., Any]] = {}
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
+        self.signal_handlers[sig] = callback
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        return self.signal_handlers.pop(sig, None) is not None
+
+
+def chat_sim(**options: Any) -> SimServerOptions:
+    """Engine C: a short context and many seats, as fast as the machine goes unless told otherwise."""
+    shape = EngineShape(max_model_len=CHAT_TOKENS, max_num_seqs=16, kv_cache_tokens=16_384)
+    return sim_options(**{"shape": shape, **options})
+
+
+def long_sim(**options: Any) -> SimServerOptions:
+    """Engine L: a long context and few seats."""
+    shape = EngineShape(max_model_len=LONG_TOKENS, max_num_seqs=4, kv_cache_tokens=65_536)
+    return sim_options(**{"shape": shape, **options})
+
+
+def sim_options(**options: Any) -> SimServerOptions:
+    return SimServerOptions(
+        **{
+            "model": MODEL,
+            "time_scale": 0.0,
+            "output_lengths": OutputLengths(median_tokens=5.0, sigma=0.1, max_tokens=8),
+            "log_body_max_bytes": 1 << 21,
+            **options,
+        }
+    )
+
+
+def outside_sim(**options: Any) -> SimServerOptions:
+    """Relay X: knows the model by another name and asks for the router's own key."""
+    return relay_options(**{"model": "vendor/big-1", "api_key": RELAY_KEY, "time_scale": 0.0, **options})
+
+
+def pool(engine: str, max_model_len: int, max_num_seqs: int, **settings: Any) -> dict[str, Any]:
+    return {"engines": [engine], "max_model_len": max_model_len, "max_num_seqs": max_num_seqs, **settings}
+
+
+def model_config(**settings: Any) -> dict[str, Any]:
+    """The model of the tests; `chat` and `batch` are laid over the two pools."""
+    chat, batch = settings.pop("chat", {}), settings.pop("batch", {})
+    pools = {
+        "chat": pool("c", CHAT_TOKENS, 16, **{"default_output_tokens": 64, **chat}),
+        "batch": pool("l", LONG_TOKENS, 4, **{"default_output_tokens": 64, **batch}),
+    }
+    return {
+        "name": MODEL,
+        "aliases": [ALIAS],
+        "served_model_name": MODEL,
+        "threshold_tokens": THRESHOLD_TOKENS,
+        "pools": pools,
+        **settings,
+    }
+
+
+def relay_config(url: str, **settings: Any) -> dict[str, Any]:
+    return {"name": "x", "url": url, "api_key": RELAY_KEY, "models": {MODEL: "vendor/big-1"}, **settings}
+
+
+def write_config(folder: Path, engines: Mapping[str, str], **sections: Any) -> Path:
+    """A `pools.yaml` of engines by name, the test's model, and whatever other sections are given. JSON is YAML."""
+    config: dict[str, Any] = {
+        "server": {"host": "127.0.0.1", "data_dir": str(folder / "data")},
+        "redis": {"url": "embedded"},
+        "engines": [{"name": name, "url": url} for name, url in engines.items()],
+        "models": [model_config()],
+    }
+    for name, section in sections.items():
+        config[name] = {**config[name], **section} if isinstance(section, dict) else section
+    file = folder / "pools.yaml"
+    file.write_text(json.dumps(config, ensure_ascii=False, indent=1))
+    return file
+
+
+@dataclass
+class Stack:
+    """A router that serves, and what stands behind it. `c`, `l` and `x` are there where the test asked for them."""
+
+    url: str
+    port: int
+    runtime: Runtime
+    client: httpx.AsyncClient
+    handlers: Mapping[int, Callable[..., Any]]
+    serving: asyncio.Task[None]
+    sims: dict[str, RunningSim] = field(default_factory=dict)
+
+    @property
+    def c(self) -> RunningSim:
+        return self.sims["c"]
+
+    @property
+    def l(self) -> RunningSim:  # noqa: E743 -- engine L, as the cases call it
+        return self.sims["l"]
+
+    @property
+    def x(self) -> RunningSim:
+        return self.sims["x"]
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """What the process would do on a signal."""
+        self.handlers[number]()
+
+    async def get(self, path: str, **options: Any) -> httpx.Response:
+        return await self.client.get(path, **options)
+
+    async def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """`body`: bytes as they are, anything else as JSON."""
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        headers = {"content-type": "application/json", **options.pop("headers", {})}
+        return await self.client.post(path, content=body, headers=headers, **options)
+
+    async def chat(self, text: str = "Hello.", *, headers: Mapping[str, str] | None = None, **fields: Any) -> Any:
+        """One chat of one user message; the whole response."""
+        return await self.post("/v1/chat/completions", chat_body(text, **fields), headers=headers or {})
+
+    async def metrics(self) -> "Metrics":
+        return Metrics((await self.get("/metrics")).text)
+
+    def entries(self, engine: str, *, path: str | None = None) -> list[LogEntry]:
+        """What the router sent to an engine for its clients, oldest first; its own probes are left out."""
+        return [
+            entry
+            for entry in self.sims[engine].log.entries()
+            if is_forwarded(entry, engine) and (path is None or entry.path == path)
+        ]
+
+    def sent_for(self, response: httpx.Response) -> LogEntry:
+        """The one call that an answer of an engine came from."""
+        request_id = response.headers["x-request-id"]
+        found = [entry for name in ("c", "l") if name in self.sims for entry in self.sims[name].log.entries()]
+        (entry,) = [entry for entry in found if entry.x_request_id == request_id]
+        return entry
+
+    async def check_at_rest(self) -> None:
+        """Nothing is held any more and a plain chat works: what every test leaves behind."""
+        await until(lambda: self.runtime.state.in_flight == 0)
+        state = self.runtime.state
+        assert state.buffers.used_bytes == 0
+        for service in state.models:
+            snapshot = service.flow.gate.snapshot()
+            assert (snapshot.held_requests, snapshot.held_tokens) == (0, 0)
+            assert {name: (ledger.committed_tokens, ledger.seats) for name, ledger in snapshot.engines.items()} == {
+                name: (0, 0) for name in snapshot.engines
+            }
+            line = service.flow.line
+            if line is not None:
+                await until(lambda line=line: line.waiting == 0 and not line._leaving)
+        assert not self.serving.done()
+        answer = await self.chat("Still there?", max_tokens=2)
+        assert answer.status_code == 200, answer.text
+        page = await self.metrics()
+        assert page.value("router_in_flight_requests") == 0
+        assert page.value("router_queue_requests") == 0
+        assert page.value("router_ledger_committed_tokens") == 0
+        assert page.value("router_arrivals_total") == page.value("router_requests_total")
+
+
+def is_forwarded(entry: LogEntry, engine: str) -> bool:
+    """A relay hears of no request id, an engine always does."""
+    return engine == "x" or entry.x_request_id is not None
+
+
+def chat_body(text: str = "Hello.", **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+
+
+class Metrics:
+    """One scrape of `/metrics`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum over the samples that carry these labels; 0 where there is none."""
+        return sum(
+            sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The sums by one label."""
+        sums: dict[str, float] = {}
+        for sample in self.samples:
+            if sample.name == name:
+                sums[sample.labels[label]] = sums.get(sample.labels[label], 0.0) + sample.value
+        return sums
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    """Wait for something that does not say when it changes. The guard of the test bounds it."""
+    while not is_true():
+        await asyncio.sleep(0.005)
+
+
+async def serving_engines(runtime: Runtime, names: set[str]) -> None:
+    flows = [service.flow for service in runtime.state.models]
+    engines = {name: engine for flow in flows for name, engine in flow.engines.items()}
+    await until(lambda: all(engines[name].status.can_serve for name in names))
+
+
+@contextlib.asynccontextmanager
+async def router(config: Path, *, serving: set[str], environ: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
+    """A router on `config`, once the engines of `serving` serve."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, Loop)
+    loaded = load(config, environ=dict(environ or {}), overrides=None)
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(listen(loaded))
+        port = listener.getsockname()[1]
+        url = await stack.enter_async_context(queue_url(loaded))
+        runtime = await stack.enter_async_context(Runtime(loaded, redis_url=url, router_id=new_router_id()))
+        task = asyncio.create_task(serve_runtime(runtime, loaded, listener))
+        await until(lambda: signal.SIGTERM in loop.signal_handlers)
+        handlers, loop.signal_handlers = loop.signal_handlers, {}
+        client = await stack.enter_async_context(new_client(f"http://127.0.0.1:{port}"))
+        try:
+            await serving_engines(runtime, serving)
+            yield Stack(f"http://127.0.0.1:{port}", port, runtime, client, handlers, task)
+        finally:
+            if not task.done():
+                handlers[signal.SIGTERM]()
+                handlers[signal.SIGTERM]()
+            await task
+
+
+def new_client(url: str, **options: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=GUARD_S, **options)
+
+
+@contextlib.asynccontextmanager
+async def stack_of(
+    *,
+    c: SimServerOptions | None = None,
+    l: SimServerOptions | None = None,  # noqa: E741 -- engine L, as the cases call it
+    x: SimServerOptions | None = None,
+    relay: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **sections: Any,
+) -> AsyncIterator[Stack]:
+    """Engines C and L, relay X where it is asked for, and a router before them. `sections` go into the configuration;
+    `relay` into its relay."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-http-")))
+        sims = {
+            "c": await stack.enter_async_context(running(c or chat_sim())),
+            "l": await stack.enter_async_context(running(l or long_sim())),
+        }
+        if x is not None:
+            sims["x"] = await stack.enter_async_context(running(x))
+            sections["relays"] = [relay_config(sims["x"].url, **(relay or {}))]
+        sections.setdefault("server", {})
+        sections["server"] = {"port": 0, **sections["server"]}
+        config = write_config(folder, {name: sims[name].url for name in ("c", "l")}, **sections)
+        running_router = router(config, serving={"c", "l"}, environ=environ)
+        built = await stack.enter_async_context(running_router)
+        built.sims.update(sims)
+        yield built
+
+
+class Stage:
+    """An event loop that lasts over several tests, so that they can share what runs in it."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner(loop_factory=Loop)
+        self._open = contextlib.AsyncExitStack()
+
+    def run(self, test: Coroutine[Any, Any, T]) -> T:
+        """Run the body of a test, bounded."""
+
+        async def bounded() -> T:
+            async with asyncio.timeout(GUARD_S):
+                return await test
+
+        return self._runner.run(bounded())
+
+    def start(self, resource: contextlib.AbstractAsyncContextManager[T]) -> T:
+        """Enter `resource`; it ends with the stage."""
+        return self.run(self._open.enter_async_context(resource))
+
+    def close(self) -> None:
+        try:
+            self.run(self._open.aclose())
+        finally:
+            self._runner.close()
+
+
+def run(test: Coroutine[Any, Any, T]) -> T:
+    """A test with a loop of its own."""
+    stage = Stage()
+    try:
+        return stage.run(test)
+    finally:
+        stage.close()
