@@ -30,7 +30,8 @@ from router.policy.demand import RequestClass
 from router.policy.ledger import ClassLimits, EngineLimits
 from router.policy.shares import share_of
 from router.queue.open import open_queue
-from router.queue.redis import RedisQueue
+from router.queue.redis import QueueUnfit, RedisQueue
+from router.queue.store import QueueDown
 from router.tokens.count import build_counter
 from router.upstream.connection import HttpxUpstream
 from router.upstream.engine import Engine
@@ -40,6 +41,7 @@ from router.upstream.relay import Relay
 log = logging.getLogger(__name__)
 
 _GAUGES_EVERY_S = 1.0
+_PROVE_AGAIN_S = 2.0
 #: What a borrowed chat request may take of a batch engine's KV tokens, all of them together.
 _BORROW_SHARE_RATIO = 0.5
 
@@ -96,7 +98,7 @@ class Runtime:
         if any(model.batch is not None for model in config.models.values()):
             self._queue = open_queue(config.redis, url=self._redis_url)
             self._cleanup.push_async_callback(self._queue.close)
-            await self._queue.start()
+            await self._prove_queue(self._queue)
         relays = [Relay(relay, self._clock, router_id=self._router_id) for relay in config.relays]
         for relay in relays:
             self._cleanup.push_async_callback(relay.aclose)
@@ -116,6 +118,17 @@ class Runtime:
         for task in tasks:
             task.add_done_callback(_report)
         self._cleanup.push_async_callback(_end, tasks)
+
+    async def _prove_queue(self, queue: RedisQueue) -> None:
+        """Refuse a store that is unfit. One that is away must not keep chat from starting: it is asked again later.
+
+        Raises: `QueueUnfit`.
+        """
+        try:
+            await queue.start()
+        except QueueDown as error:
+            log.error("the batch queue is away: %s; batch requests are refused until it is back", error)
+            self._background.append(("proof of the queue", _prove_later(queue)))
 
     async def _model_service(self, model: ModelConfig, relays: list[Relay]) -> ModelService:
         names = dict.fromkeys(name for pool in model.pools for name in pool.engines)
@@ -204,6 +217,18 @@ class Runtime:
 def _least_capacity(model: ModelConfig) -> int:
     """Until an engine says what it has: one request of full length, which every vLLM that starts can hold."""
     return max(pool.max_model_len for pool in model.pools)
+
+
+async def _prove_later(queue: RedisQueue) -> None:
+    while True:
+        await asyncio.sleep(_PROVE_AGAIN_S)
+        try:
+            await queue.start()
+        except QueueDown:
+            continue
+        except QueueUnfit as unfit:
+            log.critical("the batch queue is back, but unfit: %s", unfit)
+        return
 
 
 async def _every(seconds: float, work: Any) -> None:

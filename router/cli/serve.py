@@ -32,7 +32,6 @@ from router.observe import log as log_lines
 from router.observe.metrics import share_between_processes
 from router.queue.embedded import DataDirInUse, EmbeddedValkey, ValkeyFailed
 from router.queue.redis import QueueUnfit
-from router.queue.store import QueueDown
 from router.tokens.api import TokenizerUnavailable
 
 log = logging.getLogger(__name__)
@@ -68,11 +67,6 @@ def serve(
         raise typer.Exit(EXIT_UNUSABLE) from None
     except UNFIT as error:
         typer.echo(f"router serve: {error}", err=True)
-        raise typer.Exit(EXIT_UNUSABLE) from None
-    except QueueDown as error:
-        typer.echo(
-            f"redis: the batch queue cannot be reached: {error}. Start it, or set redis.url: embedded.", err=True
-        )
         raise typer.Exit(EXIT_UNUSABLE) from None
     except OSError as error:
         typer.echo(f"router serve: {error}", err=True)

@@ -117,6 +117,7 @@ class _Builder:
         self._documents = 0
 
     def take(self, event: yaml.Event) -> None:
+        assert event.start_mark is not None, "events of a parsed text say where they stand"
         line = event.start_mark.line + 1
         if isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1

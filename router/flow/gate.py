@@ -67,15 +67,20 @@ class Gate:
         """
         decision = self._offer(request)
         if isinstance(decision, Held):
-            decision = await self._wait_held(request.request_id, decision.until_s)
+            decision = await self._wait_held(request.request_id)
         if isinstance(decision, Admitted):
             return self._lease(decision, request.demand)
         assert isinstance(decision, Refused), "chat is admitted, held or refused"
         raise NoPlace(decision.cause, decision.retry_after_s)
 
     def try_batch(self, request: PlaceRequest) -> Lease | None:
-        """A place for a batch request now, or None."""
+        """A place for a batch request now, or None.
+
+        Raises: `NoPlace` where the engines that may take it are gone.
+        """
         decision = self._offer(request)
+        if isinstance(decision, Refused):
+            raise NoPlace(decision.cause, decision.retry_after_s)
         return self._lease(decision, request.demand) if isinstance(decision, Admitted) else None
 
     def room_tokens(self) -> int:
@@ -84,6 +89,10 @@ class Gate:
 
     def is_serving(self, request_class: RequestClass) -> bool:
         return self._admission.is_serving(request_class)
+
+    def may_ever_place(self, request: PlaceRequest) -> bool:
+        """Whether any engine that may take this request serves, busy or not."""
+        return self._admission.is_serving(request.request_class, excluded=request.excluded, only=request.only)
 
     def retry_after_s(self, request_class: RequestClass, missing_tokens: int) -> float:
         """When `missing_tokens` will have come back, by the measured drain, spread so that clients do not return
@@ -117,6 +126,7 @@ class Gate:
     def pause(self, engine: str, seconds: float) -> None:
         """The engine said it is busy."""
         self._admission.pause(engine, self._clock.now_s() + seconds)
+        self._set_timer()
 
     def snapshot(self) -> AdmissionSnapshot:
         return self._admission.snapshot()
@@ -126,6 +136,7 @@ class Gate:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._timer_at_s = float("inf")
 
     # -- driving ------------------------------------------------------------------------------------------------
 
@@ -143,10 +154,10 @@ class Gate:
         (decision,) = self._admission.offer(offer, self._clock.now_s())
         return decision
 
-    async def _wait_held(self, request_id: str, until_s: float) -> Admitted | Refused:
+    async def _wait_held(self, request_id: str) -> Admitted | Refused:
         future: asyncio.Future[Admitted | Refused] = asyncio.get_running_loop().create_future()
         self._held[request_id] = future
-        self._wake_at(until_s)
+        self._set_timer()
         try:
             return await future
         except asyncio.CancelledError:
@@ -163,23 +174,20 @@ class Gate:
             if future is not None and not future.done():
                 future.set_result(decision)
 
-    def _wake_at(self, at_s: float) -> None:
-        """One timer for all holds, at the earliest end."""
-        if self._timer is not None and self._timer_at_s <= at_s:
+    def _set_timer(self) -> None:
+        """One timer for all holds and pauses, at the earliest end."""
+        now_s = self._clock.now_s()
+        at_s = self._admission.next_expiry_s(now_s)
+        if at_s is None or at_s >= self._timer_at_s:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        self.close()
         self._timer_at_s = at_s
-        delay_s = max(0.0, at_s - self._clock.now_s())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - now_s), self._expire)
 
     def _expire(self) -> None:
-        self._timer = None
-        self._timer_at_s = float("inf")
+        self.close()
         self._carry_out(self._admission.expire(self._clock.now_s()))
-        next_s = self._admission.next_expiry_s()
-        if next_s is not None:
-            self._wake_at(next_s)
+        self._set_timer()
 
     def _lease(self, admitted: Admitted, demand: Demand) -> Lease:
         return Lease(

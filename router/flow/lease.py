@@ -40,10 +40,6 @@ class Lease:
         self._open = True
         self._grows_at_tokens = demand.output_tokens * demand.sequences
 
-    @property
-    def is_open(self) -> bool:
-        return self._open
-
     def first_token(self) -> None:
         """Prefill is over. Only the first call counts."""
         if self._open:

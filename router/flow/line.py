@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from router.clock import Clock
-from router.flow.gate import Gate, PlaceRequest
+from router.flow.gate import Gate, NoPlace, PlaceRequest
 from router.flow.lease import Lease
+from router.queue.limits import TOKENS_MAX
 from router.queue.store import EnqueueRefusal, QueueDown, QueueStats, QueueStore, Ticket
 
 log = logging.getLogger(__name__)
@@ -101,9 +102,11 @@ class BatchLine:
         """Stand in line until there is a place. `place`: the ticket of an earlier turn, to stand where it stood.
         `age_s`: how long ago the request came; the longest wait counts from then.
 
-        Raises: `QueueFull`, `QueueDown`, `QueueWaitOver`, `QueueClosed`. Cancelled, ticket and place are given back.
+        Raises: `QueueFull`, `QueueDown`, `QueueWaitOver`, `QueueClosed`, `NoPlace`. Cancelled, ticket and place are
+        given back.
         """
-        ticket = place or Ticket(request.request_id, self._owner, request.demand.kv_tokens, priority)
+        tokens = min(max(1, request.demand.kv_tokens), TOKENS_MAX)
+        ticket = place or Ticket(request.request_id, self._owner, tokens, priority)
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         # Known to the pump before the store knows the ticket: it may be claimed before we hear that it was taken.
         waiter = self._waiters[ticket.id] = _Waiter(ticket, request, future)
@@ -137,16 +140,23 @@ class BatchLine:
     # -- entering and leaving -----------------------------------------------------------------------------------
 
     async def _enter(self, waiter: _Waiter) -> None:
-        if waiter.ticket.seq:
-            await self._store.put_back(self._model, waiter.ticket)
-            return
         if self._is_closed:
             raise QueueClosed
+        if waiter.ticket.seq:
+            try:
+                await self._store.put_back(self._model, waiter.ticket)
+            except QueueDown as error:
+                self._note_down(error)  # `_restore` will put it back
+            return
         if self._is_down:
             raise QueueDown("the queue is away")
-        answer = await self._store.enqueue(
-            self._model, waiter.ticket, max_requests=self._bounds.max_requests, max_tokens=self._bounds.max_tokens
-        )
+        try:
+            answer = await self._store.enqueue(
+                self._model, waiter.ticket, max_requests=self._bounds.max_requests, max_tokens=self._bounds.max_tokens
+            )
+        except QueueDown as error:
+            self._note_down(error)
+            raise
         if isinstance(answer, EnqueueRefusal):
             raise QueueFull(answer)
         waiter.ticket = answer.ticket
@@ -206,7 +216,11 @@ class BatchLine:
         waiter = self._waiters.get(ticket.id)
         if waiter is None or waiter.future.done():
             return True
-        lease = self._gate.try_batch(waiter.request)
+        try:
+            lease = self._gate.try_batch(waiter.request)
+        except NoPlace as none:
+            waiter.future.set_exception(none)
+            return True
         if lease is None:
             return False
         del self._waiters[ticket.id]

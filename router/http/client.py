@@ -12,12 +12,16 @@ from urllib.parse import quote
 from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import ApiError, ErrorShape
-from router.request import RequestRecord
+from router.request import Endpoint, RequestRecord
 
 #: A client that sends no byte of its body for so long is given up.
 _UPLOAD_IDLE_S = 60.0
 #: A client that reads no byte for so long is given up; its engine is told by closing.
 _WRITE_STALL_S = 300.0
+
+
+#: Endpoints whose streams end with `data: [DONE]`.
+_ENDS_WITH_DONE = frozenset({Endpoint.CHAT.value, Endpoint.COMPLETIONS.value})
 
 
 class ClientLeft(Exception):
@@ -68,7 +72,7 @@ class Body:
         """The whole body.
 
         Raises: `ApiError` 413 past the limit (before reading, where the length is declared), 415 for a compressed body,
-        429 past the budget; `ClientLeft` if it ends early.
+        429 past the budget, 408 where it stops coming; `ClientLeft` if it ends early.
         """
         self._check_headers()
         parts: list[bytes] = []
@@ -77,7 +81,12 @@ class Body:
                 async with asyncio.timeout(_UPLOAD_IDLE_S):
                     message = await self._receive()
             except TimeoutError:
-                raise ClientLeft from None
+                raise ApiError(
+                    408,
+                    "upload_timeout",
+                    f"No byte of the body came for {_UPLOAD_IDLE_S:g} s; the request was given up.",
+                    headers={"connection": "close"},
+                ) from None
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             part = message.get("body", b"")
@@ -144,7 +153,8 @@ class ClientWatch:
 
 
 class Reply:
-    """What goes to the client. `started` tells whether the status is out, after which an error is only an event."""
+    """What goes to the client. `started` tells whether the status is out, after which an error is only an event of a
+    stream; `finished`, whether all of it is."""
 
     def __init__(self, send: Send, record: RequestRecord, shape: ErrorShape) -> None:
         self._send = send
@@ -152,10 +162,12 @@ class Reply:
         self.shape = shape
         self.started = False
         self.finished = False
+        self._is_stream = False
 
-    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+    async def start(self, status: int, headers: Mapping[str, str], *, is_stream: bool = False) -> None:
         """Status and headers, with the router's own added."""
         self._record.status = status
+        self._is_stream = is_stream
         pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         pairs.extend((name.encode(), value.encode()) for name, value in router_headers(self._record).items())
         self.started = True
@@ -171,16 +183,24 @@ class Reply:
         await self._bounded({"type": "http.response.body", "body": chunk, "more_body": False})
 
     async def fail(self, error: ApiError) -> None:
-        """A whole error answer, or one last event where the answer has begun."""
+        """A whole error answer, or one last event where a stream has begun.
+
+        A plain answer that has begun stays as it is: the server closes the connection of an unfinished one, so that
+        half a body cannot pass for a whole one.
+        """
         self._record.error_code = error.code
-        if self.finished:
+        if self.finished or (self.started and not self._is_stream):
             return
         if self.started:
-            await self.end(error.event(self.shape))
+            await self.end(error.event(self.shape) + self._end_mark())
             return
         body = error.body(self.shape)
         await self.start(error.status, {**error.response_headers(), "content-length": str(len(body))})
         await self.end(body)
+
+    def _end_mark(self) -> bytes:
+        """vLLM ends a stream with `[DONE]` after an error event too, and clients wait for it."""
+        return b"data: [DONE]\n\n" if self._record.endpoint in _ENDS_WITH_DONE else b""
 
     async def _bounded(self, message: Message) -> None:
         try:

@@ -33,6 +33,7 @@ _OUTCOMES = {
     "context_length_exceeded": Outcome.REFUSED_TOO_LONG,
     "shutting_down": Outcome.REFUSED_SHUTDOWN,
     "relay_loop": Outcome.REFUSED_NO_ENGINE,
+    "upload_timeout": Outcome.CLIENT_LEFT_UPLOAD,
     401: Outcome.REFUSED_UNAUTHENTICATED,
     403: Outcome.REFUSED_FORBIDDEN,
     404: Outcome.REFUSED_NOT_FOUND,

@@ -5,10 +5,10 @@ The answer keeps its lease and socket until the caller's `async with` ends; noth
 
 import logging
 
-from router.errors import ApiError, ErrorShape
+from router.errors import ApiError
 from router.flow.answer import Answer
 from router.http.client import Reply
-from router.request import Endpoint, RequestRecord
+from router.request import RequestRecord
 from router.upstream.api import UpstreamError, UpstreamTimeout
 
 log = logging.getLogger(__name__)
@@ -20,8 +20,7 @@ _NOT_PASSED_ON = frozenset({"date", "server", "content-length", "x-request-id", 
 async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> None:
     """Send the whole answer; sets the record's outcome.
 
-    Raises: `ClientLeft`. An upstream that fails amid a plain answer breaks the connection, since a short body must not
-    look whole.
+    Raises: `ClientLeft`.
     """
     headers = {name: value for name, value in answer.headers.items() if name not in _NOT_PASSED_ON}
     whole = answer.chunks is None
@@ -31,7 +30,7 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
         headers.update({"cache-control": "no-cache", "x-accel-buffering": "no"})
     elif "content-length" in answer.headers:
         headers["content-length"] = answer.headers["content-length"]
-    await reply.start(answer.status, headers)
+    await reply.start(answer.status, headers, is_stream=answer.is_stream)
     if whole:
         await reply.end(answer.preface)
         record.outcome = answer.outcome
@@ -41,18 +40,11 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
             await reply.write(chunk)
     except UpstreamError as error:
         record.outcome = answer.outcome
-        record.error_code = "upstream_cut"
         log.warning("request %s: the answer was cut: %s", record.request_id, error or type(error).__name__)
-        if answer.is_stream:
-            await reply.end(_cut(error, record).event(reply.shape) + _end_mark(record, reply.shape))
-            return
-        raise BrokenAnswer from error
+        await reply.fail(_cut(error, record))
+        return
     record.outcome = answer.outcome
     await reply.end()
-
-
-class BrokenAnswer(Exception):
-    """A plain answer broke off; the server closes the connection, so that the client sees it."""
 
 
 def _cut(error: UpstreamError, record: RequestRecord) -> ApiError:
@@ -62,9 +54,3 @@ def _cut(error: UpstreamError, record: RequestRecord) -> ApiError:
             504, "engine_timeout", f"The {name} sent nothing for {error.limit_s:g} s; the answer ends here, incomplete."
         )
     return ApiError(502, "engine_lost", f"The {name} was lost amid its answer, which ends here, incomplete.")
-
-
-def _end_mark(record: RequestRecord, shape: ErrorShape) -> bytes:
-    """vLLM ends a stream with `[DONE]` after an error event too, and clients wait for it."""
-    ends = record.endpoint in (Endpoint.CHAT.value, Endpoint.COMPLETIONS.value)
-    return b"data: [DONE]\n\n" if ends and shape is ErrorShape.OPENAI else b""

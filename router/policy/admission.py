@@ -6,8 +6,10 @@ kept here: the driver offers the head of that line again when `room_tokens` allo
 
 States of a chat request:  offered -> admitted -> finished
                            offered -> held -> admitted | refused | withdrawn
-Nobody overtakes a held one on an engine that this one waits for too. Every call is synchronous and returns the decisions it led to; carrying
-them out is the driver's part. Ids are unique among what is admitted or held.
+Nobody overtakes a held one on an engine that this one waits for, too.
+
+Every call is synchronous and returns the decisions it led to; carrying them out is the driver's part. Ids are unique
+among what is admitted or held.
 """
 
 from collections import OrderedDict
@@ -244,10 +246,7 @@ class Admission:
         pool = self._rules.chat
         if pool is None or not self._may_take(RequestClass.CHAT, offer):
             return self._last_resort(offer, now_s)
-        awaited = frozenset(
-            name for other, _ in self._held.values() for name in self._may_take(RequestClass.CHAT, other)
-        )
-        admitted = self._place(_avoiding(offer, awaited), RequestClass.CHAT, now_s)
+        admitted = self._place(_avoiding(offer, self._awaited()), RequestClass.CHAT, now_s)
         if admitted is not None:
             return admitted
         until_s = offer.hold_until_s if offer.hold_until_s is not None else now_s + pool.hold_s
@@ -255,6 +254,16 @@ class Admission:
             return self._last_resort(offer, now_s)
         self._held[offer.request_id] = (offer, until_s)
         return Held(offer.request_id, until_s)
+
+    def _awaited(self) -> frozenset[str]:
+        """The engines that held ones wait for."""
+        serving = frozenset(self._serving(RequestClass.CHAT))
+        awaited: frozenset[str] = frozenset()
+        for offer, _ in self._held.values():
+            awaited |= frozenset(self._may_take(RequestClass.CHAT, offer))
+            if awaited >= serving:
+                break
+        return awaited
 
     def _last_resort(self, offer: Offer, now_s: float) -> Decision:
         """No more waiting in the chat pool: borrow, or refuse."""

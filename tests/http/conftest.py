@@ -1,5 +1,9 @@
-"""One router for the tests of a module that do not disturb each other, and a look after each of them."""
+"""One router for the tests of a module that do not disturb each other, and a look after each of them.
 
+Tests are coroutines; they run in the event loop of their module's stage, in which the router lives too.
+"""
+
+import inspect
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +11,17 @@ import pytest
 from tests.http.stack import Stack, Stage, outside_sim, stack_of
 
 
-@pytest.fixture(scope="module")
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test on the stage of its module."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    pyfuncitem.funcargs["stage"].run(pyfuncitem.obj(**arguments))
+    return True
+
+
+@pytest.fixture(scope="module", autouse=True)
 def stage() -> Iterator[Stage]:
     stage = Stage()
     yield stage

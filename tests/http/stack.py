@@ -26,6 +26,8 @@ from router.sim.log import LogEntry
 from router.sim.options import OutputLengths, SimServerOptions
 from router.sim.relay import relay_options
 from router.sim.server import RunningSim, running
+from tests.http.scripted import ScriptedEngine
+from tests.upstream.fakes import RawServer
 
 T = TypeVar("T")
 
@@ -251,8 +253,10 @@ async def serving_engines(runtime: Runtime, names: set[str]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def router(config: Path, *, serving: set[str], environ: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
-    """A router on `config`, once the engines of `serving` serve."""
+async def router(
+    config: Path, *, serving: set[str], environ: Mapping[str, str] | None = None, key: str | None = None
+) -> AsyncIterator[Stack]:
+    """A router on `config`, once the engines of `serving` serve. Its client presents `key`."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, Loop)
     loaded = load(config, environ=dict(environ or {}), overrides=None)
@@ -264,7 +268,7 @@ async def router(config: Path, *, serving: set[str], environ: Mapping[str, str] 
         task = asyncio.create_task(serve_runtime(runtime, loaded, listener))
         await until(lambda: signal.SIGTERM in loop.signal_handlers)
         handlers, loop.signal_handlers = loop.signal_handlers, {}
-        client = await stack.enter_async_context(new_client(f"http://127.0.0.1:{port}"))
+        client = await stack.enter_async_context(new_client(f"http://127.0.0.1:{port}", key=key))
         try:
             await serving_engines(runtime, serving)
             yield Stack(f"http://127.0.0.1:{port}", port, runtime, client, handlers, task)
@@ -275,38 +279,52 @@ async def router(config: Path, *, serving: set[str], environ: Mapping[str, str] 
             await task
 
 
-def new_client(url: str, **options: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=GUARD_S, **options)
+def new_client(url: str, *, key: str | None = None, **options: Any) -> httpx.AsyncClient:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=GUARD_S, headers=headers, **options)
 
 
 @contextlib.asynccontextmanager
 async def stack_of(
     *,
-    c: SimServerOptions | None = None,
-    l: SimServerOptions | None = None,  # noqa: E741 -- engine L, as the cases call it
-    x: SimServerOptions | None = None,
+    c: SimServerOptions | ScriptedEngine | None = None,
+    l: SimServerOptions | ScriptedEngine | None = None,  # noqa: E741 -- engine L, as the cases call it
+    x: SimServerOptions | ScriptedEngine | None = None,
     relay: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    serving: set[str] | None = None,
     **sections: Any,
 ) -> AsyncIterator[Stack]:
     """Engines C and L, relay X where it is asked for, and a router before them. `sections` go into the configuration;
-    `relay` into its relay."""
+    `relay` into its relay. The stack's client presents the first of `keys`. Unless `serving` names others, the router is waited for until both engines serve."""
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-http-")))
-        sims = {
-            "c": await stack.enter_async_context(running(c or chat_sim())),
-            "l": await stack.enter_async_context(running(l or long_sim())),
-        }
+        kinds = {"c": c or chat_sim(), "l": l or long_sim()} | ({} if x is None else {"x": x})
+        sims: dict[str, RunningSim] = {}
+        urls: dict[str, str] = {}
+        for name, kind in kinds.items():
+            if isinstance(kind, ScriptedEngine):
+                urls[name] = (await stack.enter_async_context(RawServer(kind.play))).url
+            else:
+                sims[name] = await stack.enter_async_context(running(kind))
+                urls[name] = sims[name].url
         if x is not None:
-            sims["x"] = await stack.enter_async_context(running(x))
-            sections["relays"] = [relay_config(sims["x"].url, **(relay or {}))]
-        sections.setdefault("server", {})
-        sections["server"] = {"port": 0, **sections["server"]}
-        config = write_config(folder, {name: sims[name].url for name in ("c", "l")}, **sections)
-        running_router = router(config, serving={"c", "l"}, environ=environ)
-        built = await stack.enter_async_context(running_router)
+            sections["relays"] = [relay_config(urls.pop("x"), **(relay or {}))]
+        sections["server"] = {"port": 0, **sections.get("server", {})}
+        config = write_config(folder, urls, **sections)
+        names = {"c", "l"} if serving is None else serving
+        key = next((key["key"] for key in sections.get("keys", ())), None)
+        built = await stack.enter_async_context(router(config, serving=names, environ=environ, key=key))
         built.sims.update(sims)
         yield built
+
+
+@contextlib.asynccontextmanager
+async def fresh(**options: Any) -> AsyncIterator[Stack]:
+    """`stack_of` for one test, at rest at its end."""
+    async with stack_of(**options) as stack:
+        yield stack
+        await stack.check_at_rest()
 
 
 class Stage:
@@ -335,11 +353,3 @@ class Stage:
         finally:
             self._runner.close()
 
-
-def run(test: Coroutine[Any, Any, T]) -> T:
-    """A test with a loop of its own."""
-    stage = Stage()
-    try:
-        return stage.run(test)
-    finally:
-        stage.close()
