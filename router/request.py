@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from router.errors import ErrorShape
 from router.policy.demand import Demand, RequestClass
 from router.policy.outcome import Outcome
 
@@ -34,8 +35,14 @@ class Endpoint(StrEnum):
         """Whether the engine decodes tokens for it, so that an output budget is needed."""
         return self in _GENERATING
 
+    @property
+    def error_shape(self) -> ErrorShape:
+        """Which family of clients reads its errors."""
+        return ErrorShape.ANTHROPIC if self in _ANTHROPIC else ErrorShape.OPENAI
+
 
 _GENERATING = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES})
+_ANTHROPIC = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Chunks:
 
     def __init__(self, response: UpstreamResponse) -> None:
         self._chunks: AsyncIterator[bytes] = response.chunks()
-        self._pending: asyncio.Task[bytes] | None = None
+        self._pending: asyncio.Task[bytes | None] | None = None
 
     async def next(self, *, within_s: float | None = None) -> bytes | None:
         """The next chunk, None at the end.
@@ -41,10 +41,7 @@ class Chunks:
         if not done:
             raise TimeoutError
         task, self._pending = self._pending, None
-        try:
-            return task.result()
-        except StopAsyncIteration:
-            return None
+        return task.result()
 
     async def stop(self) -> None:
         """End a read that is still under way."""
@@ -56,8 +53,8 @@ class Chunks:
             self._pending = None
 
 
-async def _next_of(chunks: AsyncIterator[bytes]) -> bytes:
-    return await anext(chunks)
+async def _next_of(chunks: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(chunks, None)
 
 
 @dataclass(slots=True)
@@ -67,7 +64,7 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     is_stream: bool
-    response: UpstreamResponse | None
+    response: UpstreamResponse
     chunks: Chunks | None
     request: ParsedRequest
     record: RequestRecord
@@ -101,9 +98,14 @@ class Answer:
         if usage is not None:
             self.record.prompt_tokens_used = usage.prompt_tokens
             self.record.completion_tokens_used = usage.completion_tokens
-        if self.chunks is not None:
-            await self.chunks.stop()
-        if self.response is not None:
+        await self.close_response()
+
+    async def close_response(self) -> None:
+        """Give back the socket alone. Idempotent."""
+        try:
+            if self.chunks is not None:
+                await self.chunks.stop()
+        finally:
             await self.response.aclose()
 
     async def body(self) -> AsyncIterator[bytes]:
@@ -148,16 +150,14 @@ class Answer:
                 chunk = await self.chunks.next(within_s=max(0.0, deadline_s - self.clock.now_s()))
             except TimeoutError:
                 break
-            if chunk is None:
-                held.append(self._flush())
-                found = FirstEvent("done")
-                break
-            held_bytes += len(chunk)
-            for event in self.splitter.feed(chunk):
+            held_bytes += len(chunk or b"")
+            for event in self.splitter.flush() if chunk is None else self.splitter.feed(chunk):
                 if found is None and event.kind == "data":
                     kind = first_event_kind(event)
                     found = kind if kind.kind != "data" or kind.has_output else None
                 held.append(self._event(event))
+            if chunk is None and found is None:
+                found = FirstEvent("done")
         self.preface = b"".join(held)
         return found
 

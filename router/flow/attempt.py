@@ -10,27 +10,30 @@ this module until it hands out an `Answer`, then the answer.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from router.clock import Clock
 from router.config.model import ModelConfig, TimeoutConfig
 from router.errors import ApiError
 from router.flow.answer import Answer
-from router.flow.failure import AttemptFailed, from_transport
+from router.flow.failure import AttemptFailed
 from router.flow.gate import Gate, NoPlace, PlaceRequest
 from router.flow.job import Job, Refusal
 from router.flow.lease import Lease
 from router.flow.line import BatchLine, QueueClosed, QueueFull, QueueWaitOver
 from router.flow.outgoing import to_engine
-from router.flow.reading import read_answer
+from router.flow.reading import ask
 from router.flow.relaying import Relays
 from router.observe.metrics import Metrics
 from router.policy.admission import RefusalCause
+from router.policy.classify import Reason
 from router.policy.demand import RequestClass
+from router.policy.lanes import prefill_s
 from router.policy.outcome import Outcome
 from router.policy.retry import AttemptBudget, Failure, RetryRules
 from router.queue.store import QueueDown, Ticket
 from router.request import RequestRecord
-from router.upstream.api import ConnectFailed, UpstreamError, UpstreamRequest
+from router.upstream.api import ConnectFailed
 from router.upstream.engine import Engine
 
 #: An engine that said 503 is left alone for this long: about the time a seat takes to come free.
@@ -68,6 +71,7 @@ class ModelFlow:
 
         Raises: `Refusal`. Cancelled, everything taken is given back.
         """
+        job = self._with_pool_of_its_engine(job, record)
         budget = AttemptBudget(self._rules)
         excluded: frozenset[str] = frozenset()
         hold_until_s: float | None = None
@@ -89,7 +93,7 @@ class ModelFlow:
                 return await self._try_engine(job, lease, record)
             except AttemptFailed as failed:
                 last = failed
-                if job.request_class is RequestClass.BATCH and not failed.failure.can_have_started:
+                if job.request_class is RequestClass.BATCH and failed.failure.passes:
                     # It costs batch time, which it has, not attempts; the queue's longest wait bounds it.
                     self.gate.pause(lease.engine, _BATCH_PAUSE_S)
                     budget.forgive()
@@ -115,11 +119,8 @@ class ModelFlow:
             record.engine = name
             record.attempts += 1
             record.sent_at_s = self._clock.now_s()
-            outgoing = to_engine(
-                job.request, job.headers, served_model_name=self.config.served_model_name, edits=job.edits
-            )
             try:
-                return await self._exchange(job, engine, outgoing, self.config.pools[0].timeouts, None, record)
+                return await self._ask(job, engine, self.config.pools[0].timeouts, None, record)
             except AttemptFailed as failed:
                 _tell(engine, failed)
                 refusal = Refusal(failed.error, failed.outcome)
@@ -129,19 +130,33 @@ class ModelFlow:
 
     # -- a place ------------------------------------------------------------------------------------------------
 
+    def _with_pool_of_its_engine(self, job: Job, record: RequestRecord) -> Job:
+        """A long request that only an engine of the chat pool can answer is chat: no place in line will ever be its."""
+        if job.request_class is RequestClass.CHAT or job.only is None:
+            return job
+        if self.config.batch is not None and job.only in self.config.batch.engines:
+            return job
+        record.request_class, record.reason = RequestClass.CHAT, Reason.PINNED.value
+        return replace(job, request_class=RequestClass.CHAT)
+
     async def _place(
         self, place: PlaceRequest, ticket: Ticket | None, record: RequestRecord
     ) -> tuple[Lease, Ticket | None]:
+        is_chat = place.request_class is RequestClass.CHAT
         asked_at_s = self._clock.now_s()
         try:
-            if place.request_class is RequestClass.CHAT:
+            if is_chat:
                 lease = await self.gate.admit_chat(place)
-                record.hold_wait_s += self._clock.now_s() - asked_at_s
             else:
                 lease, ticket = await self._place_batch(place, ticket, asked_at_s - record.arrived_at_s)
-                record.queue_wait_s += self._clock.now_s() - asked_at_s
         except NoPlace as none:
             raise self._no_place(none, place.request_class) from None
+        finally:
+            waited_s = self._clock.now_s() - asked_at_s
+            if is_chat:
+                record.hold_wait_s += waited_s
+            else:
+                record.queue_wait_s += waited_s
         record.pool = lease.pool.value
         record.engine = lease.engine
         if lease.borrowed and ",borrowed" not in record.reason:
@@ -152,7 +167,7 @@ class ModelFlow:
     async def _place_batch(self, place: PlaceRequest, ticket: Ticket | None, age_s: float) -> tuple[Lease, Ticket]:
         line = self.line
         assert line is not None, "a batch pool has a line"
-        if ticket is None and not self.gate.is_serving(RequestClass.BATCH):
+        if ticket is None and not self.gate.may_ever_place(place):
             raise NoPlace(RefusalCause.NO_ENGINE, 10.0)
         retry_after_s = self.gate.retry_after_s(RequestClass.BATCH, place.demand.kv_tokens)
         try:
@@ -220,12 +235,13 @@ class ModelFlow:
         engine = self.engines[lease.engine]
         pool = self.config.pool(lease.pool)
         assert pool is not None, "a lease is of a pool that exists"
-        outgoing = to_engine(job.request, job.headers, served_model_name=self.config.served_model_name, edits=job.edits)
         record.sent_at_s = self._clock.now_s()
         result = "answered"
+        metrics = engine.status.metrics
+        if not job.request.stream and metrics is not None and metrics.prefill_s_per_token is not None:
+            lease.expect_first_token(prefill_s(job.demand.prompt_tokens, metrics.prefill_s_per_token))
         try:
-            limits = first_byte_limits(pool.timeouts, job)
-            answer = await self._exchange(job, engine, outgoing, limits, lease, record)
+            return await self._ask(job, engine, first_byte_limits(pool.timeouts, job), lease, record)
         except AttemptFailed as failed:
             result = failed.failure.value
             _tell(engine, failed)
@@ -237,33 +253,20 @@ class ModelFlow:
             raise
         finally:
             self._metrics.attempts.labels(self.config.name, lease.engine, result).inc()
-        return answer
 
-    async def _exchange(
-        self,
-        job: Job,
-        engine: Engine,
-        outgoing: UpstreamRequest,
-        limits: TimeoutConfig,
-        lease: Lease | None,
-        record: RequestRecord,
+    async def _ask(
+        self, job: Job, engine: Engine, limits: TimeoutConfig, lease: Lease | None, record: RequestRecord
     ) -> Answer:
-        name = f"Engine {engine.name}"
-        try:
-            response = await engine.upstream.open(
-                outgoing, connect_s=limits.connect_s, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s
-            )
-        except UpstreamError as error:
-            raise from_transport(error, name) from error
-        return await read_answer(
-            response,
+        return await ask(
+            engine.upstream,
+            to_engine(job.request, job.headers, served_model_name=self.config.served_model_name, edits=job.edits),
             job.request,
             record,
             self._clock,
-            name=name,
-            lease=lease,
-            first_byte_s=limits.first_byte_s,
+            name=f"Engine {engine.name}",
+            limits=limits,
             commit_after_s=self.config.commit_after_s,
+            lease=lease,
             on_output=engine.note_request_ok,
             on_cut=engine.note_request_lost,
         )

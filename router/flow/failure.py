@@ -3,22 +3,29 @@
 Cases of an answer that is not a success, in order:
     503, 429                         busy: backpressure, not a fault
     500 "shutting down"              cannot have started
-    401, 403                         the other side refuses the router's own key; its words may echo it and stay here
+    401, 402, 403                    the other side refuses the router's own key, or its bill; its words may echo the
+                                     key and stay here
     501, other 4xx                   the client's own: passed on, made readable for SDKs where it is not
     other 5xx                        the other side failed on it
 """
 
+import zlib
 from dataclasses import dataclass
 
 import msgspec
 
-from router.errors import ApiError
+from router.errors import ApiError, ErrorShape
 from router.policy.outcome import Outcome
 from router.policy.retry import Failure
 from router.upstream.api import ConnectFailed, UpstreamError, UpstreamTimeout
 from router.upstream.behaviour import cannot_have_started
 
 _MESSAGE_MAX_CHARS = 1000
+_FAULTS_MAX = 10
+#: What a compressed error body is unpacked to at most.
+_UNPACKED_MAX_BYTES = 256 * 1024
+#: zlib's window bits for gzip and deflate, told apart by the header.
+_GZIP_OR_DEFLATE = 47
 
 
 class AttemptFailed(Exception):
@@ -64,8 +71,19 @@ def from_transport(error: UpstreamError, name: str) -> AttemptFailed:
     return AttemptFailed(Failure.LOST, api, Outcome.ENGINE_LOST)
 
 
-def from_answer(status: int, body: bytes, name: str, *, retry_after: str | None = None) -> AttemptFailed | PassOn:
-    """`name` answered `status` (>= 400) with `body`, or said so in the first event of a stream."""
+def from_answer(
+    status: int,
+    body: bytes,
+    name: str,
+    *,
+    retry_after: str | None = None,
+    content_encoding: str = "",
+    shape: ErrorShape = ErrorShape.OPENAI,
+) -> AttemptFailed | PassOn:
+    """`name` answered `status` (>= 400) with `body`, or said so in the first event of a stream. `shape` is the one
+    that the client reads."""
+    if content_encoding.strip().lower() not in ("", "identity"):
+        body = _unpacked(body)
     message = _message(body)
     if status in (429, 503):
         wait_s = float(retry_after) if retry_after is not None and retry_after.isdecimal() else 2.0
@@ -74,13 +92,13 @@ def from_answer(status: int, body: bytes, name: str, *, retry_after: str | None 
     if cannot_have_started(status, message):
         api = ApiError(503, "engine_shutting_down", f"{name} is shutting down. Try again.", retry_after_s=5)
         return AttemptFailed(Failure.SHUTTING_DOWN, api, Outcome.REFUSED_NO_ENGINE)
-    if status in (401, 403):
+    if status in (401, 402, 403):
         api = ApiError(
-            502, "engine_refused_router", f"{name} refused the router's own key; its operator has to mend it."
+            502, "engine_refused_router", f"{name} refused the router's own key or bill; its operator has to mend it."
         )
         return AttemptFailed(Failure.REFUSED_OUR_KEY, api, Outcome.ENGINE_ERROR)
     if status < 500 or status == 501:
-        return PassOn(status, _readable(status, body, message))
+        return PassOn(status, _readable(status, body, message, shape))
     api = ApiError(502, "engine_error", f"{name} failed on the request ({status}): {message or 'no reason given'}")
     return AttemptFailed(Failure.SERVER_ERROR, api, Outcome.ENGINE_ERROR)
 
@@ -93,25 +111,40 @@ def empty_abort(name: str) -> AttemptFailed:
     return AttemptFailed(Failure.ABORTED_EMPTY, api, Outcome.REFUSED_NO_ENGINE)
 
 
-def _readable(status: int, body: bytes, message: str) -> bytes:
-    """The body as it is if an SDK can read it, else its message in the OpenAI shape."""
+def _unpacked(body: bytes) -> bytes:
+    """The body without its compression, which nobody asked for; empty where it cannot be read."""
+    try:
+        return zlib.decompressobj(_GZIP_OR_DEFLATE).decompress(body, _UNPACKED_MAX_BYTES)
+    except zlib.error:
+        return b""
+
+
+def _readable(status: int, body: bytes, message: str, shape: ErrorShape) -> bytes:
+    """The body as it is if the client's SDK can read it, else its message in `shape`."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError):
         value = None
-    if isinstance(value, dict) and isinstance(value.get("error"), dict):
+    is_marked = shape is ErrorShape.OPENAI or (isinstance(value, dict) and value.get("type") == "error")
+    if is_marked and isinstance(value, dict) and isinstance(value.get("error"), dict):
         return body
-    return ApiError(status, "engine_refused", message or "The engine refused the request without a reason.").body()
+    error = ApiError(status, "engine_refused", message or "The engine refused the request without a reason.")
+    return error.body(shape)
 
 
 def _message(body: bytes) -> str:
-    """The words of an error body of any known shape, shortened."""
+    """The words of an error body of any known shape, shortened; empty where there are none a person can read."""
     try:
-        value = msgspec.json.decode(body)
+        found = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError):
-        return ""
-    found = value
+        found = body.decode("utf-8", "replace").strip()
+        if found.startswith(("<", "{", "[")) or "\ufffd" in found:
+            return ""
     for key in ("error", "message", "detail"):
         if isinstance(found, dict) and key in found:
             found = found[key]
+    if isinstance(found, list):
+        # FastAPI's list of faults.
+        faults = [fault.get("msg") for fault in found[:_FAULTS_MAX] if isinstance(fault, dict)]
+        found = "; ".join(fault for fault in faults if isinstance(fault, str))
     return found[:_MESSAGE_MAX_CHARS] if isinstance(found, str) else ""

@@ -4,6 +4,7 @@ Whoever got a `Lease` from the gate owns it and releases it, once or more often:
 idempotent, so that no cancellation can lose it.
 """
 
+import asyncio
 from dataclasses import replace
 from typing import Protocol
 
@@ -26,7 +27,7 @@ class LeaseHolder(Protocol):
 class Lease:
     """A place on `engine`, out of `pool`; `borrowed` where that is not the pool of its class."""
 
-    __slots__ = ("_grows_at_tokens", "_holder", "_id", "_open", "borrowed", "demand", "engine", "pool")
+    __slots__ = ("_grows_at_tokens", "_holder", "_id", "_open", "_timer", "borrowed", "demand", "engine", "pool")
 
     def __init__(
         self, holder: LeaseHolder, request_id: str, *, engine: str, pool: RequestClass, borrowed: bool, demand: Demand
@@ -38,12 +39,18 @@ class Lease:
         self._holder = holder
         self._id = request_id
         self._open = True
+        self._timer: asyncio.TimerHandle | None = None
         self._grows_at_tokens = demand.output_tokens * demand.sequences
 
     def first_token(self) -> None:
         """Prefill is over. Only the first call counts."""
         if self._open:
             self._holder.first_token(self._id)
+
+    def expect_first_token(self, after_s: float) -> None:
+        """Take the prefill for over in `after_s` seconds, for an answer that will not show its first token."""
+        if self._open and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(after_s, self.first_token)
 
     def produced(self, tokens: int) -> None:
         """`tokens` of output so far, over all sequences. Cheap; only an answer that outgrew its reserve is charged."""
@@ -57,4 +64,6 @@ class Lease:
         """Give everything back."""
         if self._open:
             self._open = False
+            if self._timer is not None:
+                self._timer.cancel()
             self._holder.release(self._id)

@@ -5,10 +5,11 @@ an abort before any token, or nothing at all, and the request may still go elsew
 `preface`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from router.clock import Clock
+from router.config.model import TimeoutConfig
 from router.errors import ApiError
 from router.flow.answer import Answer, Chunks
 from router.flow.failure import AttemptFailed, PassOn, empty_abort, from_answer, from_transport
@@ -16,7 +17,7 @@ from router.flow.lease import Lease
 from router.policy.outcome import Outcome
 from router.policy.retry import Failure
 from router.request import ParsedRequest, RequestRecord
-from router.upstream.api import Upstream, UpstreamError, UpstreamRequest, UpstreamResponse
+from router.upstream.api import Upstream, UpstreamError, UpstreamRequest
 from router.upstream.sse import body_kind
 
 #: Error bodies are read up to here; an engine's longest are a few kB.
@@ -28,35 +29,41 @@ _CONTROL_S = 5.0
 _FETCH_MAX_BYTES = 64 * 1024 * 1024
 
 
-async def read_answer(
-    response: UpstreamResponse,
+async def ask(
+    upstream: Upstream,
+    outgoing: UpstreamRequest,
     request: ParsedRequest,
     record: RequestRecord,
     clock: Clock,
     *,
     name: str,
-    lease: Lease | None,
-    first_byte_s: float,
+    limits: TimeoutConfig,
     commit_after_s: float,
+    lease: Lease | None = None,
     on_output: Callable[[], None] | None = None,
     on_cut: Callable[[], None] | None = None,
 ) -> Answer:
-    """Turn a response into an `Answer`, as far as it must be read to know that it is one.
+    """Send `outgoing` to `name` and read its response as far as it takes to know that it is an answer.
 
-    Takes over `response`: it is closed on every failure. Raises: `AttemptFailed`.
+    On every failure the response is closed; the lease stays the caller's. Raises: `AttemptFailed`.
     """
-    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+    try:
+        response = await upstream.open(
+            outgoing, connect_s=limits.connect_s, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s
+        )
+    except UpstreamError as error:
+        raise from_transport(error, name) from error
     answer = Answer(
         status=response.status,
         headers=response.headers,
-        is_stream=is_stream and response.status < 400,
+        is_stream=response.status < 400 and _is_event_stream(response.headers),
         response=response,
         chunks=Chunks(response),
         request=request,
         record=record,
         clock=clock,
         lease=lease,
-        first_byte_s=first_byte_s,
+        first_byte_s=limits.first_byte_s,
         on_output=on_output,
         on_cut=on_cut,
     )
@@ -67,16 +74,29 @@ async def read_answer(
             return await _read_stream_start(answer, name, commit_after_s)
         return await _read_plain(answer, name)
     except UpstreamError as error:
-        await _close_response(answer)
+        await answer.close_response()
         raise from_transport(error, name) from error
     except BaseException:
-        await _close_response(answer)
+        await answer.close_response()
         raise
+
+
+def _is_event_stream(headers: Mapping[str, str]) -> bool:
+    """Events that can be read: of a compressed stream, which nobody asked for, not a byte may be added or left out."""
+    is_plain = headers.get("content-encoding", "identity").strip().lower() == "identity"
+    return is_plain and headers.get("content-type", "").lower().startswith("text/event-stream")
 
 
 async def _read_error(answer: Answer, name: str) -> Answer:
     body = await _read_up_to(answer, _ERROR_MAX_BYTES)
-    meaning = from_answer(answer.status, body, name, retry_after=answer.headers.get("retry-after"))
+    meaning = from_answer(
+        answer.status,
+        body,
+        name,
+        retry_after=answer.headers.get("retry-after"),
+        content_encoding=answer.headers.get("content-encoding", ""),
+        shape=answer.request.endpoint.error_shape,
+    )
     if isinstance(meaning, AttemptFailed):
         raise meaning
     return await _pass_on(answer, meaning)
@@ -94,7 +114,7 @@ async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -
     if found.kind == "error":
         status = found.code if found.code is not None and 400 <= found.code < 600 else 500
         body = ApiError(status, "engine_refused", found.message).body()
-        meaning = from_answer(status, body, name)
+        meaning = from_answer(status, body, name, shape=answer.request.endpoint.error_shape)
         if isinstance(meaning, AttemptFailed):
             raise meaning
         return await _pass_on(answer, meaning)
@@ -102,11 +122,13 @@ async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -
 
 
 async def _read_plain(answer: Answer, name: str) -> Answer:
-    """An answer in one piece, up to a bound; a longer one goes through as it comes."""
+    """An answer in one piece, up to a bound; a longer one goes through as it comes, and so does a stream that cannot
+    be read."""
     assert answer.chunks is not None
     parts: list[bytes] = []
     size = 0
-    while size < _WHOLE_MAX_BYTES:
+    is_unreadable_stream = answer.headers.get("content-type", "").lower().startswith("text/event-stream")
+    while size < _WHOLE_MAX_BYTES and not is_unreadable_stream:
         chunk = await answer.chunks.next()
         if chunk is None:
             answer.chunks = None
@@ -140,14 +162,6 @@ async def _pass_on(answer: Answer, meaning: PassOn) -> Answer:
     answer.preface = meaning.body
     answer.outcome = Outcome.CLIENT_ERROR
     return answer
-
-
-async def _close_response(answer: Answer) -> None:
-    """Close the socket only; the lease is the caller's business here."""
-    assert answer.response is not None
-    if answer.chunks is not None:
-        await answer.chunks.stop()
-    await answer.response.aclose()
 
 
 @dataclass(frozen=True, slots=True)

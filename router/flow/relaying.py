@@ -9,15 +9,14 @@ from collections.abc import Sequence
 
 from router.clock import Clock
 from router.flow.answer import Answer
-from router.flow.failure import AttemptFailed, from_transport
+from router.flow.failure import AttemptFailed
 from router.flow.job import Job, Refusal
 from router.flow.outgoing import to_relay
-from router.flow.reading import read_answer
+from router.flow.reading import ask
 from router.observe.metrics import Metrics
 from router.policy.outcome import Outcome
 from router.policy.retry import AttemptBudget, Failure
 from router.request import RequestRecord
-from router.upstream.api import UpstreamError
 from router.upstream.relay import Relay
 
 log = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class Relays:
         record.sent_at_s = self._clock.now_s()
         result = "left"
         try:
-            answer = await self._exchange(relay, job, record)
+            answer = await self._ask(relay, job, record)
             result = "answered"
         except AttemptFailed as failed:
             result = failed.failure.value
@@ -98,25 +97,16 @@ class Relays:
             self._metrics.attempts.labels(self._model, relay.name, result).inc()
         return answer
 
-    async def _exchange(self, relay: Relay, job: Job, record: RequestRecord) -> Answer:
+    async def _ask(self, relay: Relay, job: Job, record: RequestRecord) -> Answer:
         model = relay.model_for(self._model)
         assert model is not None, "a relay without the model is not among them"
-        outgoing = to_relay(job.request, job.headers, model=model)
-        name = f"Relay {relay.name}"
-        limits = relay.config.timeouts
-        try:
-            response = await relay.open(
-                outgoing, connect_s=limits.connect_s, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s
-            )
-        except UpstreamError as error:
-            raise from_transport(error, name) from error
-        return await read_answer(
-            response,
+        return await ask(
+            relay,
+            to_relay(job.request, job.headers, model=model),
             job.request,
             record,
             self._clock,
-            name=name,
-            lease=None,
-            first_byte_s=limits.first_byte_s,
+            name=f"Relay {relay.name}",
+            limits=relay.config.timeouts,
             commit_after_s=self._commit_after_s,
         )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config.model import KeyConfig
-from router.errors import ApiError, ErrorShape
+from router.errors import ApiError
 from router.flow.job import Job, Refusal
 from router.flow.outgoing import client_headers
 from router.http.client import Body, ClientLeft, ClientWatch, Reply
@@ -59,8 +59,7 @@ class Inference:
         """The walk, and its one ending."""
         state = self._state
         record = RequestRecord(scope["state"]["request_id"], state.clock.now_s(), endpoint=endpoint.value)
-        shape = ErrorShape.ANTHROPIC if endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS) else ErrorShape.OPENAI
-        reply = Reply(send, record, shape)
+        reply = Reply(send, record, endpoint.error_shape)
         state.metrics.arrivals.inc()
         state.enter()
         try:
@@ -140,9 +139,8 @@ class Inference:
             async with answer:
                 await send_answer(answer, reply, record)
             return
-        sized = await size_up(service, job.request, key)
-        record.count, record.demand = sized.count, sized.demand
-        record.request_class, record.reason = sized.request_class, sized.reason
+        sized = await size_up(service, job.request, key, record)
+        record.demand, record.request_class, record.reason = sized.demand, sized.request_class, sized.reason
         job = replace(job, request_class=sized.request_class, demand=sized.demand, edits=sized.edits)
         answer = await service.flow.send(job, record)
         async with answer:

@@ -124,6 +124,9 @@ def _edits(incoming: Incoming, body: GenerationBody, *, stream: bool) -> dict[st
         options = body.stream_options or {}
         if stream and not options.get("include_usage"):
             edits["stream_options"] = {**options, "include_usage": True}
+            if "continuous_usage_stats" in options:
+                # Without `include_usage` it asked for nothing; with it, every chunk would carry usage.
+                edits["stream_options"]["continuous_usage_stats"] = False
         elif not stream and body.stream_options is not None:
             # vLLM answers 400 to the option without a stream; it asks for nothing that is not in the answer anyway.
             edits["stream_options"] = None

@@ -13,7 +13,7 @@ from router.errors import ApiError
 from router.http.service import ModelService
 from router.policy.classify import Hint, Reason, Shapes, TooLong, classify
 from router.policy.demand import Demand, RequestClass
-from router.request import Count, Endpoint, ParsedRequest
+from router.request import Count, Endpoint, ParsedRequest, RequestRecord
 
 #: The field that caps the output, by endpoint, for `cap_unset_max_tokens`.
 _CAP_FIELDS = {
@@ -21,6 +21,9 @@ _CAP_FIELDS = {
     Endpoint.COMPLETIONS: "max_tokens",
     Endpoint.RESPONSES: "max_output_tokens",
 }
+
+#: The field that holds the prompt, by endpoint; `input` in all others.
+_PROMPT_FIELDS = {Endpoint.CHAT: "messages", Endpoint.MESSAGES: "messages", Endpoint.COMPLETIONS: "prompt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +37,18 @@ class Sized:
     edits: Mapping[str, Any]
 
 
-async def size_up(service: ModelService, request: ParsedRequest, key: KeyConfig | None) -> Sized:
-    """Raises: `ApiError` 400 `context_length_exceeded` where no pool can hold the request."""
+async def size_up(service: ModelService, request: ParsedRequest, key: KeyConfig | None, record: RequestRecord) -> Sized:
+    """The count is in `record` also where the request is refused.
+
+    Raises: `ApiError` 400 `context_length_exceeded` where no pool can hold the request.
+    """
     shapes = service.shapes()
     output = _output_tokens(service, request, RequestClass.CHAT)
     points = _decision_points(shapes, request, output)
     count = await service.counter.count(
         request.prompt, decision_tokens=points, request_class=request.hint or _default_class(key)
     )
+    record.count = count
     demand = _demand(request, count, output, shapes)
     classified = classify(demand, shapes, _hint(request, key))
     if isinstance(classified, TooLong):
@@ -50,7 +57,7 @@ async def size_up(service: ModelService, request: ParsedRequest, key: KeyConfig 
             demand = _demand(request, count, output, shapes, longest=classified.limit_tokens - _least_output(demand))
             classified = classify(demand, shapes, _hint(request, key))
         if isinstance(classified, TooLong):
-            raise _too_long(classified.limit_tokens, demand, count)
+            raise _too_long(request, classified.limit_tokens, demand, count)
     if request.max_tokens is None and classified.request_class is not RequestClass.CHAT:
         output = _output_tokens(service, request, classified.request_class)
         demand = _demand(request, count, output, shapes, longest=demand.longest_prompt_tokens)
@@ -114,15 +121,15 @@ def _cap_edit(service: ModelService, request: ParsedRequest, demand: Demand) -> 
     return {field: demand.output_tokens}
 
 
-def _too_long(limit_tokens: int, demand: Demand, count: Count) -> ApiError:
+def _too_long(request: ParsedRequest, limit_tokens: int, demand: Demand, count: Count) -> ApiError:
     prompt = count.longest_tokens if count.exact else count.lower_tokens
     roughly = "" if count.exact else "at least "
     output = _least_output(demand)
-    asked = f"{roughly}{prompt + output:,} tokens ({roughly}{prompt:,} in the prompt, {output:,} for the output)"
+    asked = f"{roughly}{prompt + output} tokens ({roughly}{prompt} in the prompt, {output} for the output)"
     return ApiError(
         400,
         "context_length_exceeded",
-        f"This model's maximum context length is {limit_tokens:,} tokens. However, you requested {asked}. Shorten the "
+        f"This model's maximum context length is {limit_tokens} tokens. However, you requested {asked}. Shorten the "
         "prompt or ask for fewer output tokens.",
-        param="messages",
+        param=_PROMPT_FIELDS.get(request.endpoint, "input"),
     )

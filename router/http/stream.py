@@ -22,7 +22,11 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
 
     Raises: `ClientLeft`.
     """
-    headers = {name: value for name, value in answer.headers.items() if name not in _NOT_PASSED_ON}
+    headers = {
+        name: value
+        for name, value in answer.headers.items()
+        if name not in _NOT_PASSED_ON and not name.startswith("x-router-")
+    }
     whole = answer.chunks is None
     if whole:
         headers["content-length"] = str(len(answer.preface))

@@ -1,4 +1,4 @@
-"""How much of a shared engine chat keeps for itself.
+"""How much of a shared engine chat keeps for itself, and when a prefill lane is free again.
 
     chat_reserve = max(floor_ratio * capacity, margin * q99(KV tokens chat held lately))
 
@@ -10,6 +10,17 @@ pools" (R_c = q99 of chat KV over a sliding window x 1.3).
 from router.policy.quantile import RecentQuantile
 
 MARGIN_RATIO = 1.3
+#: Above the mean of all prompts, since attention makes a token of a long prompt dearer than one of a short one.
+_PREFILL_MARGIN_RATIO = 1.25
+
+
+def prefill_s(prompt_tokens: int, s_per_token: float) -> float:
+    """How long the prefill of a prompt probably takes, in seconds, on an engine whose mean is `s_per_token`.
+
+    For answers that are not streamed: their first byte comes with their last token and says nothing of the prefill. Too
+    short a guess lets two prefills overlap, too long a one leaves a lane idle; neither is an error.
+    """
+    return prompt_tokens * s_per_token * _PREFILL_MARGIN_RATIO
 
 
 class ChatReserve:

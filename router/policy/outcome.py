@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """Who x phase. `is_served` tells whether the client got what it came for."""
+    """Who x phase."""
 
     COMPLETED = "completed"
     #: An engine or relay said 4xx: the client's own mistake, passed through untouched.
@@ -40,7 +40,3 @@ class Outcome(StrEnum):
 
     #: A bug of ours. The message is in the log, not in the answer.
     INTERNAL_ERROR = "internal_error"
-
-    @property
-    def is_served(self) -> bool:
-        return self is Outcome.COMPLETED

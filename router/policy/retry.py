@@ -4,6 +4,7 @@ what failed                                          can have started   sent aga
 connection refused, TLS failure                      no                 yes
 503, or a 503 as first event of a stream             no                 yes
 "shutting down", an abort before any token           no                 yes
+401, 402, 403: our own key, our own bill             no                 yes, but not there
 connection lost, first byte late, 5xx                yes                only with `retry_started`, once
 4xx                                                  -                  never: the client's own mistake
 anything after the first byte to the client          -                  never
@@ -28,6 +29,11 @@ class Failure(StrEnum):
     @property
     def can_have_started(self) -> bool:
         return self in _MAY_HAVE_STARTED
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same request may well be taken later: it did not start, and nobody has to mend anything."""
+        return not self.can_have_started and self is not Failure.REFUSED_OUR_KEY
 
 
 _MAY_HAVE_STARTED = frozenset({Failure.LOST, Failure.FIRST_BYTE_LATE, Failure.SERVER_ERROR})

@@ -25,7 +25,8 @@ class EngineMetrics:
     """What an engine says of itself, all ranks together; None for what it does not say.
 
     `running` and `waiting` are requests. `kv_usage_ratio` is 0 to 1, that of the fullest rank. `preemptions` counts
-    since the engine's start. `capacity_tokens` is what the KV cache holds over all `dp_ranks`.
+    since the engine's start. `capacity_tokens` is what the KV cache holds over all `dp_ranks`. `prefill_s_per_token` is
+    the mean over all requests so far, the engine's queue included where it does not tell the two apart.
     """
 
     running: int | None = None
@@ -39,6 +40,7 @@ class EngineMetrics:
     is_asleep: bool | None = None
     #: Since the engine's start; that it grows is a sign of real work.
     generated_tokens: int | None = None
+    prefill_s_per_token: float | None = None
 
 
 def parse_metrics(page: bytes) -> EngineMetrics:
@@ -61,8 +63,18 @@ def parse_metrics(page: bytes) -> EngineMetrics:
         enable_prefix_caching={"True": True, "False": False}.get(first.get("enable_prefix_caching", "")),
         dp_ranks=ranks,
         is_asleep=_is_asleep(page),
+        prefill_s_per_token=_prefill_s_per_token(page),
         generated_tokens=_sum(_values(page, b"vllm:generation_tokens_total")),
     )
+
+
+def _prefill_s_per_token(page: bytes) -> float | None:
+    """Seconds of prefill over tokens of prompts."""
+    seconds = _values(page, b"vllm:request_prefill_time_seconds_sum") or _values(
+        page, b"vllm:time_to_first_token_seconds_sum"
+    )
+    tokens = sum(_values(page, b"vllm:prompt_tokens_total"))
+    return sum(seconds) / tokens if seconds and tokens > 0 else None
 
 
 def _capacity_tokens(cache: dict[str, Labels]) -> int | None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.http.stack import Stack, Stage, outside_sim, stack_of
+from tests.http.scripted import ScriptedEngine, says
+from tests.http.stack import Stack, Stage, model_config, outside_sim, stack_of
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -39,3 +40,19 @@ def stack(stage: Stage, shared: Stack) -> Iterator[Stack]:
     """The module's router, at rest again after the test."""
     yield shared
     stage.run(shared.check_at_rest())
+
+
+@pytest.fixture(scope="module")
+def scripted_stack(stage: Stage) -> tuple[Stack, ScriptedEngine]:
+    engine = ScriptedEngine(says())
+    return stage.start(stack_of(c=engine, models=[model_config(borrow=False)])), engine
+
+
+@pytest.fixture
+def raw(stage: Stage, scripted_stack: tuple[Stack, ScriptedEngine]) -> Iterator[tuple[Stack, ScriptedEngine]]:
+    """A router of the module whose engine C says what the test wrote."""
+    stack, engine = scripted_stack
+    engine.calls.clear()
+    yield scripted_stack
+    engine.answering = says()
+    stage.run(stack.check_at_rest())

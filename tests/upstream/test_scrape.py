@@ -102,3 +102,24 @@ def test_a_page_cut_or_broken_anywhere_raises_nothing() -> None:
             broken[rng.randrange(len(broken))] = rng.randrange(256)
         parse_metrics(bytes(broken))
     parse_metrics(b'vllm:cache_config_info{a="' + b"\\" * 3_000_000)
+
+
+def test_the_mean_prefill_is_the_engines_prefill_time_over_its_prompt_tokens() -> None:
+    page = (
+        b'vllm:request_prefill_time_seconds_sum{engine="0"} 3.0\n'
+        b'vllm:time_to_first_token_seconds_sum{engine="0"} 90.0\n'
+        b'vllm:prompt_tokens_total{engine="0"} 6000\n'
+    )
+
+    assert parse_metrics(page).prefill_s_per_token == 0.0005
+
+
+def test_without_a_prefill_time_the_time_to_first_token_stands_in_and_without_both_nothing_is_known() -> None:
+    first_token = b"vllm:time_to_first_token_seconds_sum 6.0\nvllm:prompt_tokens_total 6000\n"
+
+    assert parse_metrics(first_token).prefill_s_per_token == 0.001
+    assert parse_metrics(b"vllm:time_to_first_token_seconds_sum 6.0\n").prefill_s_per_token is None
+    assert (
+        parse_metrics(b"vllm:prompt_tokens_total 0\nvllm:request_prefill_time_seconds_sum 0\n").prefill_s_per_token
+        is None
+    )
