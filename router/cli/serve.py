@@ -42,6 +42,8 @@ _LAST_WORDS_S = 2
 _RESTART_PAUSE_S = 0.5
 _RESTART_PAUSE_MAX_S = 10.0
 _BACKLOG = 2048
+#: Connections beyond `server.connections_max`, for probes, scrapes and refusals.
+_PROBE_CONNECTIONS = 64
 
 UNFIT = (DataDirInUse, ValkeyFailed, QueueUnfit, TokenizerUnavailable)
 
@@ -189,7 +191,9 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
-            limit_concurrency=config.server.connections_max,
+            # The router refuses calls at `connections_max` itself, in the standard shape; past this many connections
+            # uvicorn refuses everything, so probes need some above it.
+            limit_concurrency=config.server.connections_max + _PROBE_CONNECTIONS,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_LAST_WORDS_S,
         )

@@ -198,8 +198,9 @@ class BatchLine:
             self._leaving.discard(ticket_id)
 
     async def _dispatch(self) -> None:
-        """Hand out places while the head fits. One claim is under way at a time, so order is the store's order."""
-        while self._waiters:
+        """Hand out places while the head fits. One claim is under way at a time, so order is the store's order; after
+        a fault the one whose claim was lost is put back first."""
+        while self._waiters and not self._is_down:
             room = self._gate.room_tokens()
             if room <= 0:
                 return

@@ -36,10 +36,10 @@ class BufferBudget:
         self.used_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Raises: `ApiError` 429 where the bound would be passed; nothing is taken then."""
+        """Raises: `ApiError` 503 where the bound would be passed; nothing is taken then."""
         if self.used_bytes + size_bytes > self._max_bytes:
             raise ApiError(
-                429,
+                503,
                 "request_buffers_full",
                 f"The router already holds {self.used_bytes:,} of at most {self._max_bytes:,} bytes of request bodies. "
                 "Send the request again later.",
@@ -72,7 +72,7 @@ class Body:
         """The whole body.
 
         Raises: `ApiError` 413 past the limit (before reading, where the length is declared), 415 for a compressed body,
-        429 past the budget, 408 where it stops coming; `ClientLeft` if it ends early.
+        503 past the budget, 408 where it stops coming; `ClientLeft` if it ends early.
         """
         self._check_headers()
         parts: list[bytes] = []

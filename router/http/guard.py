@@ -19,6 +19,9 @@ from router.request import RequestRecord
 #: Routes that need no key: probes of load balancers and scrapes of Prometheus.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
+#: Time for some calls to end. Probes and scrapes are answered meanwhile: a full router is not a dead one.
+_FULL_RETRY_AFTER_S = 5
+
 #: A client's own id is kept if it is safe in a header, a log line and an engine's id.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
@@ -40,9 +43,12 @@ class Guard:
         if scope["path"] not in OPEN_PATHS and not self._state.keys.is_open:
             key = self._find_key(scope)
             if key is None:
-                await self._refuse(scope, send)
+                await self._refuse(scope, send, _unauthenticated(), Outcome.REFUSED_UNAUTHENTICATED)
                 return
             scope["state"]["key"] = key
+        if scope["path"] not in OPEN_PATHS and self._state.in_flight >= self._state.config.server.connections_max:
+            await self._refuse(scope, send, _too_many(self._state.in_flight), Outcome.REFUSED_ROUTER_FULL)
+            return
         await self._app(scope, receive, send)
 
     def _find_key(self, scope: Scope) -> KeyConfig | None:
@@ -56,17 +62,11 @@ class Guard:
                 presented.add(value.decode("latin-1").strip())
         return self._state.keys.find(presented.pop()) if len(presented) == 1 else None
 
-    async def _refuse(self, scope: Scope, send: Send) -> None:
+    async def _refuse(self, scope: Scope, send: Send, error: ApiError, outcome: Outcome) -> None:
         state = self._state
         record = RequestRecord(scope["state"]["request_id"], state.clock.now_s())
-        record.outcome = Outcome.REFUSED_UNAUTHENTICATED
+        record.outcome = outcome
         state.metrics.arrivals.inc()
-        error = ApiError(
-            401,
-            "invalid_api_key",
-            "A valid API key is needed: send it as `Authorization: Bearer KEY`.",
-            headers={"www-authenticate": "Bearer"},
-        )
         shape = ErrorShape.ANTHROPIC if is_anthropic(scope) else ErrorShape.OPENAI
         try:
             await Reply(send, record, shape).fail(error)
@@ -74,6 +74,24 @@ class Guard:
             record.ended_at_s = state.clock.now_s()
             state.metrics.finish(record)
             log_request(record)
+
+
+def _unauthenticated() -> ApiError:
+    return ApiError(
+        401,
+        "invalid_api_key",
+        "A valid API key is needed: send it as `Authorization: Bearer KEY`.",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def _too_many(calls: int) -> ApiError:
+    return ApiError(
+        503,
+        "too_many_connections",
+        f"The router has {calls:,} calls under way and takes no more (server.connections_max). Try again.",
+        retry_after_s=_FULL_RETRY_AFTER_S,
+    )
 
 
 def is_anthropic(scope: Scope) -> bool:

@@ -33,12 +33,12 @@ _OUTCOMES = {
     "context_length_exceeded": Outcome.REFUSED_TOO_LONG,
     "shutting_down": Outcome.REFUSED_SHUTDOWN,
     "relay_loop": Outcome.REFUSED_NO_ENGINE,
+    "request_buffers_full": Outcome.REFUSED_ROUTER_FULL,
     "upload_timeout": Outcome.CLIENT_LEFT_UPLOAD,
     401: Outcome.REFUSED_UNAUTHENTICATED,
     403: Outcome.REFUSED_FORBIDDEN,
     404: Outcome.REFUSED_NOT_FOUND,
     413: Outcome.REFUSED_TOO_LARGE,
-    429: Outcome.REFUSED_CHAT_FULL,
 }
 
 

@@ -26,6 +26,8 @@ class Outcome(StrEnum):
     REFUSED_QUEUE_WAIT = "refused_queue_wait"
     REFUSED_NO_ENGINE = "refused_no_engine"
     REFUSED_SHUTDOWN = "refused_shutdown"
+    #: The process itself is at a bound: connections, or bytes of request bodies.
+    REFUSED_ROUTER_FULL = "refused_router_full"
 
     CLIENT_LEFT_UPLOAD = "client_left_upload"
     CLIENT_LEFT_WAITING = "client_left_waiting"

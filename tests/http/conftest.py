@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.http.scripted import ScriptedEngine, says
-from tests.http.stack import Stack, Stage, model_config, outside_sim, stack_of
+pytest.register_assert_rewrite("tests.http.stack")
+
+from tests.http.scripted import ScriptedEngine, says  # noqa: E402 -- after the rewriting
+from tests.http.stack import Stack, Stage, model_config, outside_sim, stack_of  # noqa: E402 -- likewise
 
 
 @pytest.hookimpl(tryfirst=True)
