@@ -119,6 +119,8 @@ class ParsedRequest:
     hint_source: str | None = None
     previous_response_id: str | None = None
     edits: Mapping[str, Any] = field(default_factory=dict)
+    #: Of a multipart form: where in `body` the model's name begins and ends.
+    model_span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

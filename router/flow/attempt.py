@@ -25,8 +25,8 @@ from router.flow.outgoing import to_engine
 from router.flow.reading import ask
 from router.flow.relaying import Relays
 from router.observe.metrics import Metrics
-from router.policy.admission import RefusalCause
 from router.policy.classify import Reason
+from router.policy.decision import RefusalCause
 from router.policy.demand import RequestClass
 from router.policy.lanes import prefill_s
 from router.policy.outcome import Outcome
@@ -82,7 +82,7 @@ class ModelFlow:
             try:
                 lease, ticket = await self._place(place, ticket, record)
             except Refusal as refusal:
-                if last is not None and refusal.outcome is Outcome.REFUSED_NO_ENGINE:
+                if last is not None and (refusal.outcome is Outcome.REFUSED_NO_ENGINE or last.failure.can_have_started):
                     refusal = Refusal(last.error, last.outcome)
                 return await self.relays.send(job, record, budget, refusal)
             if hold_until_s is None and self.config.chat is not None:

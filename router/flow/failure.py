@@ -22,6 +22,9 @@ from router.upstream.behaviour import cannot_have_started
 
 _MESSAGE_MAX_CHARS = 1000
 _FAULTS_MAX = 10
+#: Where a busy engine or relay gives no time of its own in seconds.
+_RETRY_AFTER_S = 2.0
+_RETRY_AFTER_MAX_DIGITS = 9
 #: What a compressed error body is unpacked to at most.
 _UNPACKED_MAX_BYTES = 256 * 1024
 #: zlib's window bits for gzip and deflate, told apart by the header.
@@ -79,14 +82,17 @@ def from_answer(
     retry_after: str | None = None,
     content_encoding: str = "",
     shape: ErrorShape = ErrorShape.OPENAI,
+    is_relay: bool = False,
 ) -> AttemptFailed | PassOn:
     """`name` answered `status` (>= 400) with `body`, or said so in the first event of a stream. `shape` is the one
-    that the client reads."""
+    that the client reads. A relay's words about its own faults are none of the client's: they may quote our key."""
     if content_encoding.strip().lower() not in ("", "identity"):
         body = _unpacked(body)
     message = _message(body)
     if status in (429, 503):
-        wait_s = float(retry_after) if retry_after is not None and retry_after.isdecimal() else 2.0
+        wait_s = _RETRY_AFTER_S
+        if retry_after is not None and retry_after.isdecimal() and len(retry_after) <= _RETRY_AFTER_MAX_DIGITS:
+            wait_s = float(retry_after)
         api = ApiError(429, "engine_busy", f"{name} is busy. Try again.", retry_after_s=wait_s)
         return AttemptFailed(Failure.BUSY, api, Outcome.REFUSED_CHAT_FULL)
     if cannot_have_started(status, message):
@@ -99,7 +105,8 @@ def from_answer(
         return AttemptFailed(Failure.REFUSED_OUR_KEY, api, Outcome.ENGINE_ERROR)
     if status < 500 or status == 501:
         return PassOn(status, _readable(status, body, message, shape))
-    api = ApiError(502, "engine_error", f"{name} failed on the request ({status}): {message or 'no reason given'}")
+    reason = "no reason given" if is_relay or not message else message
+    api = ApiError(502, "engine_error", f"{name} failed on the request ({status}): {reason}")
     return AttemptFailed(Failure.SERVER_ERROR, api, Outcome.ENGINE_ERROR)
 
 

@@ -12,16 +12,8 @@ from dataclasses import dataclass
 
 from router.clock import Clock
 from router.flow.lease import Lease
-from router.policy.admission import (
-    Admission,
-    AdmissionSnapshot,
-    Admitted,
-    Decision,
-    Held,
-    Offer,
-    RefusalCause,
-    Refused,
-)
+from router.policy.admission import Admission, AdmissionSnapshot
+from router.policy.decision import Admitted, Decision, Held, Offer, RefusalCause, Refused
 from router.policy.demand import Demand, RequestClass
 
 

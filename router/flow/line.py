@@ -64,6 +64,15 @@ class _Waiter:
     future: asyncio.Future[Lease]
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The room that was not enough for this replica's head ticket, and until when that is believed: chat makes and
+    takes room many times a second, and the store need not hear of each."""
+
+    refused_tokens: int = 0
+    until_s: float = float("inf")
+
+
 class BatchLine:
     """One per model and process; `run` is its one task."""
 
@@ -82,6 +91,7 @@ class BatchLine:
         self._is_down = False
         self._is_closed = False
         self._beaten_at_s = float("-inf")
+        self._head = _Head()
         self.stats = QueueStats(0, 0, 0.0)
         self.on_state: Callable[[bool], None] = lambda _up: None
         gate.on_room = self._wake.set
@@ -114,6 +124,7 @@ class BatchLine:
         try:
             async with asyncio.timeout(max(0.0, self._bounds.wait_max_s - age_s)):
                 await self._enter(waiter)
+                self._head = _Head()
                 self._wake.set()
                 lease = await future
         except TimeoutError:
@@ -173,6 +184,7 @@ class BatchLine:
             # Past the bound a ticket stays until its turn: the pump finds nobody there and drops it.
             if len(self._leaving) < _LEAVING_MAX:
                 self._leaving.add(waiter.ticket.id)
+        self._head = _Head()
         self._wake.set()
 
     # -- the pump -----------------------------------------------------------------------------------------------
@@ -202,14 +214,17 @@ class BatchLine:
         a fault the one whose claim was lost is put back first."""
         while self._waiters and not self._is_down:
             room = self._gate.room_tokens()
-            if room <= 0:
+            now_s = self._clock.now_s()
+            if room <= self._head.refused_tokens and now_s < self._head.until_s:
                 return
+            self._head = _Head(room, now_s + _POLL_S)
             ticket = await self._store.claim(self._model, self._owner, max_tokens=room)
             if ticket is None:
                 return
             if not self._hand_over(ticket):
                 await self._store.put_back(self._model, ticket)
                 return
+            self._head = _Head()
 
     def _hand_over(self, ticket: Ticket) -> bool:
         """Give the waiter of `ticket` its lease; False if the room went meanwhile. No await: nothing changes between
@@ -255,6 +270,7 @@ class BatchLine:
             log.warning("queue of %s is back; %d waiting requests kept their places", self._model, len(self._waiters))
             self._is_down = False
             self.on_state(True)
+        self._head = _Head()
         self._wake.set()
 
     def _note_down(self, error: QueueDown) -> None:

@@ -79,9 +79,13 @@ def to_relay(request: ParsedRequest, headers: Sequence[tuple[str, str]], *, mode
 def render_body(request: ParsedRequest, edits: Mapping[str, Any]) -> bytes:
     """The body to send on: the client's own bytes, or with `edits` (None removes a field) laid over its top level.
 
-    Untouched values keep their bytes. A multipart form is never rewritten.
+    Untouched values keep their bytes. Of a multipart form only the model's name can change.
     """
-    if not edits or request.content_type.startswith("multipart/"):
+    if request.model_span is not None:
+        start, end = request.model_span
+        name = edits.get("model", request.model).encode()
+        return request.body if name == request.body[start:end] else request.body[:start] + name + request.body[end:]
+    if not edits:
         return request.body
     fields: dict[str, Any] = dict(_RAW_DECODER.decode(request.body))
     for name, value in edits.items():

@@ -96,6 +96,7 @@ async def _read_error(answer: Answer, name: str) -> Answer:
         retry_after=answer.headers.get("retry-after"),
         content_encoding=answer.headers.get("content-encoding", ""),
         shape=answer.request.endpoint.error_shape,
+        is_relay=answer.record.relay is not None,
     )
     if isinstance(meaning, AttemptFailed):
         raise meaning
@@ -114,7 +115,8 @@ async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -
     if found.kind == "error":
         status = found.code if found.code is not None and 400 <= found.code < 600 else 500
         body = ApiError(status, "engine_refused", found.message).body()
-        meaning = from_answer(status, body, name, shape=answer.request.endpoint.error_shape)
+        shape, is_relay = answer.request.endpoint.error_shape, answer.record.relay is not None
+        meaning = from_answer(status, body, name, shape=shape, is_relay=is_relay)
         if isinstance(meaning, AttemptFailed):
             raise meaning
         return await _pass_on(answer, meaning)

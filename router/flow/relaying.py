@@ -61,21 +61,23 @@ class Relays:
                 self._metrics.loop_stops.inc()
                 log.warning("a request came round through a relay that leads back here; it was not relayed again")
             raise refusal
+        cause = refusal.outcome
         for relay in self._relays:
             if job.request_class not in relay.config.classes or not relay.can_try or budget.is_spent:
                 continue
             try:
                 answer = await self._try(relay, job, record, budget)
             except AttemptFailed as failed:
-                if failed.failure is Failure.BUSY:
+                if failed.failure.can_have_started:
+                    # Nobody may be told to come again as if nothing had happened.
+                    refusal = Refusal(failed.error, failed.outcome)
+                elif failed.failure is Failure.BUSY:
                     # The provider's own Retry-After says more than ours.
-                    refusal = Refusal(failed.error, refusal.outcome)
+                    refusal = Refusal(failed.error, cause)
                 if not budget.may_try_again(failed.failure):
-                    if failed.failure.can_have_started:
-                        refusal = Refusal(failed.error, failed.outcome)
                     raise refusal from failed
             else:
-                self._metrics.relayed.labels(self._model, relay.name, refusal.outcome.value).inc()
+                self._metrics.relayed.labels(self._model, relay.name, cause.value).inc()
                 return answer
         raise refusal
 

@@ -13,6 +13,10 @@ from router.http import convert
 from router.request import ChatPrompt, OpaquePrompt, Prompt, TextPrompts, TokenPrompts
 
 
+#: Pairs of texts are written out to be counted up to here: a long query times many documents is far more than the body.
+_PAIRS_MAX_CHARS = 32 * 2**20
+
+
 class GenerationBody(msgspec.Struct):
     """Fields that every generating endpoint shares."""
 
@@ -166,7 +170,8 @@ class PoolingBody(GenerationBody):
         return TextPrompts(pairs) if pairs else OpaquePrompt(size_bytes)
 
     def _pairs(self) -> tuple[str, ...] | None:
-        """Query and document share one sequence; None where neither is given, empty where they are not texts."""
+        """Query and document share one sequence; None where neither is given, empty where they are not texts or
+        too long to be paired here."""
         first = next((v for v in (self.query, self.text_1, self.queries) if v is not msgspec.UNSET), None)
         second = next((v for v in (self.documents, self.text_2) if v is not msgspec.UNSET), None)
         if first is None or second is None:
@@ -176,6 +181,8 @@ class PoolingBody(GenerationBody):
             return ()
         if len(firsts) == 1:
             firsts = firsts * len(seconds)
+        if sum(map(len, firsts)) + sum(map(len, seconds)) > _PAIRS_MAX_CHARS:
+            return ()
         return tuple(a + b for a, b in zip(firsts, seconds, strict=False))
 
 

@@ -217,9 +217,9 @@ def router_headers(record: RequestRecord) -> dict[str, str]:
     if record.pool != "none":
         headers["x-router-pool"] = record.pool
     if record.engine is not None:
-        headers["x-router-engine"] = _ascii(record.engine)
+        headers["x-router-engine"] = in_ascii(record.engine)
     if record.relay is not None:
-        headers["x-router-relay"] = _ascii(record.relay)
+        headers["x-router-relay"] = in_ascii(record.relay)
     if record.reason != "none":
         headers["x-router-reason"] = record.reason
     if record.count is not None:
@@ -228,5 +228,6 @@ def router_headers(record: RequestRecord) -> dict[str, str]:
     return headers
 
 
-def _ascii(name: str) -> str:
+def in_ascii(name: str) -> str:
+    """A name as it can stand in a header: percent-encoded where it is not plain ASCII."""
     return quote(name, safe=" !#$&'()*+,/:;=?@[]-._~")

@@ -22,6 +22,7 @@ from router.http.service import ModelService, RouterState
 from router.http.sizing import Sized, size_up
 from router.http.stream import send_answer
 from router.observe.log import log_request
+from router.policy.classify import Reason
 from router.policy.outcome import Outcome
 from router.request import Endpoint, ParsedRequest, RequestRecord
 from router.upstream.relay import HOP_HEADER, hop_refusal, may_relay
@@ -140,7 +141,8 @@ class Inference:
                 await send_answer(answer, reply, record)
             return
         sized = await size_up(service, job.request, key, record)
-        record.demand, record.request_class, record.reason = sized.demand, sized.request_class, sized.reason
+        record.demand, record.request_class = sized.demand, sized.request_class
+        record.reason = sized.reason if job.only is None else Reason.PINNED.value
         job = replace(job, request_class=sized.request_class, demand=sized.demand, edits=sized.edits)
         answer = await service.flow.send(job, record)
         async with answer:

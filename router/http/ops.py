@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from router.errors import ApiError
-from router.http.responses import fetch_stored
+from router.http.client import in_ascii
+from router.http.responses import Kept, cancel_kept, read_kept
 from router.http.service import ModelService, RouterState
 from router.observe.metrics import CONTENT_TYPE
 
@@ -50,10 +51,13 @@ class Ops:
 
     async def stored_response(self, request: Request) -> Response:
         """GET /v1/responses/{id}: the engine that keeps it answers."""
-        return await self._stored(request, suffix="", method="GET")
+        response_id = request.path_params["response_id"]
+        return _kept(response_id, await read_kept(self._state, response_id))
 
     async def cancel_response(self, request: Request) -> Response:
-        return await self._stored(request, suffix="/cancel", method="POST")
+        """POST /v1/responses/{id}/cancel: likewise."""
+        response_id = request.path_params["response_id"]
+        return _kept(response_id, await cancel_kept(self._state, response_id))
 
     def refresh_gauges(self) -> None:
         """Set what is a state, not an event, to what it is now."""
@@ -96,14 +100,14 @@ class Ops:
             "max_model_len": service.max_model_len(),
         }
 
-    async def _stored(self, request: Request, *, suffix: str, method: str) -> Response:
-        response_id = request.path_params["response_id"]
-        found = await fetch_stored(self._state, response_id, suffix=suffix, method=method)
-        if found is None:
-            raise ApiError(
-                404,
-                "response_not_found",
-                f"No engine keeps the response {response_id[:200]!r}; vLLM keeps answers only with "
-                "VLLM_ENABLE_RESPONSES_API_STORE=1, and only until it restarts.",
-            )
-        return Response(found.body, found.status, headers={"content-type": found.content_type})
+
+def _kept(response_id: str, kept: Kept | None) -> Response:
+    if kept is None:
+        raise ApiError(
+            404,
+            "response_not_found",
+            f"No engine keeps the response {response_id[:200]!r}; vLLM keeps answers only with "
+            "VLLM_ENABLE_RESPONSES_API_STORE=1, and only until it restarts.",
+        )
+    headers = {"content-type": kept.said.content_type, "x-router-engine": in_ascii(kept.engine)}
+    return Response(kept.said.body, kept.said.status, headers=headers)

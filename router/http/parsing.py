@@ -23,13 +23,15 @@ from router.http.bodies import (
 from router.http.multipart import form_fields
 from router.policy.classify import Reason
 from router.policy.demand import RequestClass
-from router.request import Endpoint, OpaquePrompt, ParsedRequest
+from router.request import Endpoint, OpaquePrompt, ParsedRequest, Prompt, TextPrompts, TokenPrompts
 
 _T = TypeVar("_T")
 
 #: The largest output cap and number of sequences that can mean anything; above it arithmetic would only overflow.
 _TOKENS_MAX = 2**31 - 1
 _N_MAX = 1024
+#: Sequences of one request, prompts times `n`; OpenAI takes 2,048 inputs at most.
+_SEQUENCES_MAX = 16_384
 
 #: Endpoints whose streams carry usage only where `stream_options` asks for it.
 _USAGE_BY_OPTION = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
@@ -95,15 +97,17 @@ def parse(incoming: Incoming) -> ParsedRequest:
             param="background",
             code="unsupported_parameter",
         )
+    prompt = body.prompt(len(incoming.body))
+    n = _sequences(body, prompt)
     stream = bool(body.stream)
     hint, hint_source = _hint(incoming, body.service_tier)
     return _request(
         incoming,
         model=body.model or "",
-        prompt=body.prompt(len(incoming.body)),
+        prompt=prompt,
         stream=stream,
         max_tokens=cap if incoming.endpoint.generates else 0,
-        n=_sequences(body),
+        n=n,
         asked_include_usage=bool(stream and (body.stream_options or {}).get("include_usage")),
         stream_options=body.stream_options,
         hint=hint,
@@ -150,10 +154,23 @@ def _hint(incoming: Incoming, service_tier: str | None) -> tuple[RequestClass | 
     return None, None
 
 
-def _sequences(body: GenerationBody) -> int:
+def _sequences(body: GenerationBody, prompt: Prompt) -> int:
+    """Sequences of each prompt. Raises: `ApiError` 400 where all of them together are too many."""
     best_of = body.best_of if isinstance(body, CompletionsBody) else None
     _check_range(best_of, "best_of", 1, _N_MAX)
-    return max(body.n or 1, best_of or 1)
+    n = max(body.n or 1, best_of or 1)
+    prompts = 1
+    if isinstance(prompt, TextPrompts):
+        prompts = len(prompt.texts)
+    elif isinstance(prompt, TokenPrompts):
+        prompts = len(prompt.lengths_tokens)
+    if prompts * n > _SEQUENCES_MAX:
+        raise bad_request(
+            f"{prompts:,} prompts with {n} sequences each are more than the {_SEQUENCES_MAX:,} sequences that one "
+            "request may have. Split it.",
+            param="prompt" if isinstance(body, CompletionsBody) else "input",
+        )
+    return n
 
 
 def _request(incoming: Incoming, **values: Any) -> ParsedRequest:
@@ -169,14 +186,17 @@ def _request(incoming: Incoming, **values: Any) -> ParsedRequest:
 
 def _parse_form(incoming: Incoming) -> ParsedRequest:
     fields = form_fields(incoming.body, incoming.content_type, names=("model", "stream"))
-    if not fields.get("model"):
+    model, stream = fields.get("model"), fields.get("stream")
+    if model is None or not model.value:
         raise missing("model")
     return _request(
         incoming,
-        model=fields["model"],
-        prompt=OpaquePrompt(len(incoming.body)),
-        stream=fields.get("stream", "").lower() in ("true", "1"),
+        model=model.value,
+        # The engine cuts audio into pieces of its own: its bytes say nothing of tokens, so it is charged a seat.
+        prompt=OpaquePrompt(0),
+        stream=stream is not None and stream.value.strip().lower() in ("true", "1"),
         max_tokens=0,
+        model_span=(model.start, model.end),
     )
 
 

@@ -13,21 +13,15 @@ among what is admitted or held.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
+from router.policy.choice import two_choices_first
+from router.policy.decision import Admitted, Decision, Held, Offer, RefusalCause, Refused, Waiting
 from router.policy.demand import Demand, RequestClass
 from router.policy.drain import DrainMeter
 from router.policy.lanes import ChatReserve
 from router.policy.ledger import EngineLimits, Ledger, LedgerSnapshot
-
-
-class RefusalCause(StrEnum):
-    """Why there is no place: the engines that may take the request are full, or none of them serves."""
-
-    SATURATED = "saturated"
-    NO_ENGINE = "no_engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,59 +44,6 @@ class AdmissionRules:
 
     def pool(self, request_class: RequestClass) -> PoolRules | None:
         return self.chat if request_class is RequestClass.CHAT else self.batch
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """One request at the door. `sample` and `spread` are random in [0, 1), drawn by the driver: the policy has no
-    dice. `excluded`: engines already tried. `only`: the one engine that can answer it. `hold_until_s`: end of a hold
-    begun earlier, so that attempts share one."""
-
-    request_id: str
-    request_class: RequestClass
-    demand: Demand
-    sample: float = 0.0
-    spread: float = 0.0
-    excluded: frozenset[str] = frozenset()
-    only: str | None = None
-    hold_until_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """Committed on `engine`. `pool` is the pool the place belongs to; another than its class means borrowed."""
-
-    request_id: str
-    engine: str
-    pool: RequestClass
-    borrowed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Waits here, at most until `until_s`; the driver calls `expire` then."""
-
-    request_id: str
-    until_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Batch without a place now: the durable line is where it waits, also while no engine serves."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """No place, and no more waiting. `retry_after_s`: when one is likely, from the measured drain."""
-
-    request_id: str
-    cause: RefusalCause
-    retry_after_s: float
-
-
-Decision = Admitted | Held | Waiting | Refused
 
 
 @dataclass(slots=True)
@@ -309,7 +250,7 @@ class Admission:
     def _place(self, offer: Offer, pool: RequestClass, now_s: float) -> Admitted | None:
         """Commit `offer` on an engine of `pool`, the less loaded of two drawn ones first."""
         names = self._available(pool, now_s, excluded=offer.excluded, only=offer.only)
-        for name in _two_choices_first(names, offer.sample, self._load_ratio):
+        for name in two_choices_first(names, offer.sample, self._load_ratio):
             ledger = self._engines[name].ledger
             if pool is not offer.request_class and not self._may_borrow(ledger):
                 continue
@@ -371,19 +312,3 @@ class Admission:
 
 def _avoiding(offer: Offer, names: frozenset[str]) -> Offer:
     return replace(offer, excluded=offer.excluded | names) if names else offer
-
-
-def _two_choices_first(names: Sequence[str], sample: float, load_ratio: Callable[[str], float]) -> Sequence[str]:
-    """All of `names`, in the order to try them: the less loaded of two drawn ones, the other, then the rest by load.
-
-    Two choices keep replicas that see the same loads from choosing the same engine; going on to the rest keeps a free
-    place from being overlooked. Source: Mitzenmacher, "The power of two choices in randomized load balancing" (1996).
-    """
-    if len(names) < 2:
-        return names
-    pairs = len(names) * (len(names) - 1)
-    draw = min(pairs - 1, int(sample * pairs))
-    first, step = divmod(draw, len(names) - 1)
-    second = (first + 1 + step) % len(names)
-    drawn = sorted((names[first], names[second]), key=load_ratio)
-    return drawn if len(names) == 2 else drawn + sorted((n for n in names if n not in drawn), key=load_ratio)

@@ -77,11 +77,12 @@ def parse_body(body: bytes, content_type: str) -> dict[str, Any]:
         raise malformed("missing", "body", "Field required", "None")
     try:
         parsed = json.loads(body)
-    except UnicodeDecodeError as error:
-        raise Refusal(400, "There was an error parsing the body", is_detail=True) from error
     except (json.JSONDecodeError, RecursionError) as error:
         position = error.pos if isinstance(error, json.JSONDecodeError) else 0
         raise malformed("json_invalid", f"body.{position}", "JSON decode error", "<dict of 0 items>") from error
+    except ValueError as error:
+        # Not UTF-8, or a number of more than 4,300 digits.
+        raise Refusal(400, "There was an error parsing the body", is_detail=True) from error
     if not isinstance(parsed, dict):
         text = "Input should be a valid dictionary or object to extract fields from"
         raise malformed("model_attributes_type", "body", text, f"<{type(parsed).__name__} of {_size(parsed)} items>")

@@ -211,14 +211,14 @@ class Stack:
         assert all(isinstance(upstream, HttpxUpstream) for upstream in upstreams)
         return sum(len(upstream._busy) for upstream in upstreams if isinstance(upstream, HttpxUpstream))
 
-    def attempts(self, **labels: str) -> dict[tuple[str, str], float]:
+    def attempts(self) -> dict[tuple[str, str], float]:
         """Tries so far, by target and result."""
-        found: dict[tuple[str, str], float] = {}
-        for metric in self.metrics.attempts.collect():
-            for sample in metric.samples:
-                if sample.name.endswith("_total") and labels.items() <= sample.labels.items():
-                    found[sample.labels["target"], sample.labels["result"]] = sample.value
-        return found
+        samples = [sample for metric in self.metrics.attempts.collect() for sample in metric.samples]
+        return {
+            (sample.labels["target"], sample.labels["result"]): sample.value
+            for sample in samples
+            if sample.name.endswith("_total")
+        }
 
     async def check_at_rest(self) -> None:
         """Nothing is held, nothing waits, nothing runs: what every test leaves behind."""
@@ -227,7 +227,7 @@ class Stack:
         assert (await self.store.stats(MODEL)).requests == 0
         await until(lambda: self.busy_sockets == 0)
         await until(lambda: not any(self.running(name) for name in self.sims))
-        await until(lambda: asyncio.all_tasks() <= self.tasks_before | {self.pump} | set(self._pump_tasks()))
+        await until(lambda: not self._tasks())
         self.check_ledger()
 
     def check_ledger(self) -> None:
@@ -236,10 +236,11 @@ class Stack:
         held = [holding for ledger in snapshot.engines.values() for holding in ledger.held.values()]
         assert {(h.requests, h.seats, h.tokens, h.in_prefill) for h in held} == {(0, 0, 0, 0)}
 
-    def _pump_tasks(self) -> list[asyncio.Task[Any]]:
-        """The line's own two tasks, and the client of its store."""
-        own = ("BatchLine._pump", "BatchLine._beat", "RedisQueue", "Link")
-        return [task for task in asyncio.all_tasks() if any(name in repr(task.get_coro()) for name in own)]
+    def _tasks(self) -> list[asyncio.Task[Any]]:
+        """What runs beside the line's own two tasks and the servers of the test."""
+        own = ("BatchLine._pump", "BatchLine._beat", "RawServer._accept")
+        tasks = asyncio.all_tasks() - self.tasks_before - {self.pump}
+        return [task for task in tasks if not any(name in repr(task.get_coro()) for name in own)]
 
 
 @contextlib.asynccontextmanager
@@ -304,11 +305,9 @@ async def stack_of(
         for engine in engines.values():
             engine.watch(lambda changed: gate.set_serving(changed.name, changed.status.can_serve))
         store = store or MemoryQueue(clock)
-        bounds = LineBounds(
-            *((batch_pool.queue_max_requests, batch_pool.queue_max_tokens, batch_pool.queue_wait_max_s))
-            if batch_pool
-            else (1, 1, 1.0)
-        )
+        bounds = LineBounds(1, 1, 1.0)
+        if batch_pool is not None:
+            bounds = LineBounds(batch_pool.queue_max_requests, batch_pool.queue_max_tokens, batch_pool.queue_wait_max_s)
         line = BatchLine(MODEL, bounds, store, gate, clock, owner=OWNER)
         metrics = Metrics()
         way_out = Relays(MODEL, relays, clock, metrics, commit_after_s=config.commit_after_s)

@@ -9,7 +9,8 @@ import pytest
 
 from router.flow.gate import Gate, NoPlace, PlaceRequest
 from router.flow.lease import Lease
-from router.policy.admission import Admission, AdmissionRules, PoolRules, RefusalCause
+from router.policy.admission import Admission, AdmissionRules, PoolRules
+from router.policy.decision import RefusalCause
 from router.policy.demand import Demand, RequestClass
 from router.policy.ledger import ClassLimits, EngineLimits
 from tests.flow.jumping import JumpingLoop, run_on
@@ -250,6 +251,28 @@ def test_the_line_is_told_of_every_place_that_may_be_one() -> None:
             rooms.append(home.rooms)
 
         assert rooms == [rooms[0] + step for step in range(4)]
+
+    with_house(test)
+
+
+def test_a_prefill_that_will_not_show_its_end_is_over_when_it_is_expected_to_be() -> None:
+    async def test(home: House) -> None:
+        lanes = []
+        for ends_early in (False, True):
+            lease = home.batch(f"r{ends_early}")
+            assert lease is not None
+            lease.expect_first_token(3.0)
+            lease.expect_first_token(1.0)
+            if ends_early:
+                lease.release()
+                lease = home.batch("next", 10)
+                assert lease is not None
+            for _ in range(2):
+                await asyncio.sleep(2.0)
+                lanes.append(home.gate.snapshot().engines["l"].held[BATCH].in_prefill)
+            lease.release()
+
+        assert lanes == [1, 0, 1, 1]
 
     with_house(test)
 

@@ -11,7 +11,7 @@ import pytest
 pytest.register_assert_rewrite("tests.http.stack")
 
 from tests.http.scripted import ScriptedEngine, says  # noqa: E402 -- after the rewriting
-from tests.http.stack import Stack, Stage, model_config, outside_sim, stack_of  # noqa: E402 -- likewise
+from tests.http.stack import LONG_TOKENS, Stack, Stage, model_config, outside_sim, stack_of  # noqa: E402 -- likewise
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -46,13 +46,13 @@ def stack(stage: Stage, shared: Stack) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def scripted_stack(stage: Stage) -> tuple[Stack, ScriptedEngine]:
-    engine = ScriptedEngine(says())
-    return stage.start(stack_of(c=engine, models=[model_config(borrow=False)])), engine
+    engine = ScriptedEngine(says(), max_model_len=LONG_TOKENS)
+    return stage.start(stack_of(c=engine, l=engine, models=[model_config(borrow=False)])), engine
 
 
 @pytest.fixture
 def raw(stage: Stage, scripted_stack: tuple[Stack, ScriptedEngine]) -> Iterator[tuple[Stack, ScriptedEngine]]:
-    """A router of the module whose engine C says what the test wrote."""
+    """A router of the module whose engines, both of them, say what the test wrote."""
     stack, engine = scripted_stack
     engine.calls.clear()
     yield scripted_stack

@@ -241,3 +241,18 @@ async def test_the_clients_show_what_a_missing_key_means() -> None:
     assert isinstance(refused, openai.AuthenticationError)
     assert "valid API key" in refused.message
     assert "valid API key" in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("value", ["7", "0", "-1", "9" * 400, "Fri, 31 Dec 2999 23:59:59 GMT", "1.5", "\xb2", ""])
+async def test_whatever_time_an_engine_gives_the_client_is_told_whole_seconds(
+    raw: tuple[Stack, ScriptedEngine], status: int, value: str
+) -> None:
+    stack, engine = raw
+    engine.answering = says(b"{}", status=status, headers=f"retry-after: {value}\r\ncontent-type: application/json\r\n")
+
+    answer = await stack.chat(max_tokens=2)
+
+    assert answer.status_code in (429, 503)
+    assert answer.headers["retry-after"].isdigit()
+    assert 1 <= int(answer.headers["retry-after"]) <= 60

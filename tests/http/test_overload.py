@@ -54,7 +54,7 @@ ONE_SEAT = {"max_num_seqs": 1}
 
 async def test_a_full_chat_pool_is_a_429_and_a_dead_one_a_503_each_with_its_own_code_and_time() -> None:
     impatient = {**ONE_SEAT, "ttft_target_s": 0.1}
-    async with fresh(models=[model_config(chat=impatient, borrow=False)]) as stack:
+    async with fresh(chats=False, models=[model_config(chat=impatient, borrow=False)]) as stack:
         await stack.c.set_faults(SILENT)
         holder = await held_at(stack, "c", chat_body(), "/v1/chat/completions")
         full = [await stack.chat() for _ in range(3)]
@@ -69,8 +69,6 @@ async def test_a_full_chat_pool_is_a_429_and_a_dead_one_a_503_each_with_its_own_
         assert all(is_whole_seconds(answer) for answer in full)
         assert (dead.status_code, dead.json()["error"]["code"]) == (503, "no_engine_available")
         assert is_whole_seconds(dead)
-        await stack.c.set_faults(Faults())
-        await until(lambda: _engine(stack, "c").status.can_serve)
 
 
 def _engine(stack: Stack, name: str) -> Any:
@@ -126,9 +124,6 @@ async def test_a_relays_own_time_to_come_back_is_passed_on_and_the_clients_retry
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "7")
         assert again.status_code == 200
         assert again.headers["x-router-relay"] == "x"
-        for sim in (stack.c, stack.l):
-            await sim.set_faults(Faults())
-        await until(lambda: all(_engine(stack, name).status.can_serve for name in "cl"))
 
 
 async def test_the_openai_clients_own_retry_is_served_once_there_is_room() -> None:
@@ -157,19 +152,19 @@ async def test_the_openai_clients_own_retry_is_served_once_there_is_room() -> No
 
 
 async def test_a_queue_stays_at_its_bound_the_rest_is_refused_and_who_left_is_never_run() -> None:
-    """Five hundred chats at once on one seat; a quarter second of hold, and clients that give up."""
-    bounded = {**ONE_SEAT, "hold_max_requests": 20, "ttft_target_s": 8.0}
+    """Three hundred chats at once on one seat, and clients that give up."""
+    bounded = {**ONE_SEAT, "hold_max_requests": 20, "ttft_target_s": 100.0}
     async with fresh(models=[model_config(chat=bounded, borrow=False)]) as stack:
         await stack.c.set_faults(SILENT)
         holder = await held_at(stack, "c", chat_body("holder"), "/v1/chat/completions")
         gate = next(iter(stack.runtime.state.models)).flow.gate
         most_held = 0
-        async with new_client(stack.url, limits=httpx.Limits(max_connections=500)) as client:
+        async with new_client(stack.url, limits=httpx.Limits(max_connections=300)) as client:
             calls = [
                 asyncio.create_task(client.post("/v1/chat/completions", json=chat_body(f"left {number}")))
-                for number in range(500)
+                for number in range(300)
             ]
-            while sum(call.done() for call in calls) < 480:
+            while sum(call.done() for call in calls) < 280:
                 most_held = max(most_held, gate.snapshot().held_requests)
                 await asyncio.sleep(0.002)
             answered = [call.result() for call in calls if call.done()]
@@ -183,7 +178,7 @@ async def test_a_queue_stays_at_its_bound_the_rest_is_refused_and_who_left_is_ne
         page = await stack.metrics()
 
         assert most_held == 20
-        assert [answer.status_code for answer in answered] == [429] * 480
+        assert [answer.status_code for answer in answered] == [429] * 280
         assert all(is_whole_seconds(answer) for answer in answered)
         assert healthy.status_code == 200
         assert probe_s < 5.0

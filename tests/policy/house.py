@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from router.policy.admission import Admission, AdmissionRules, Admitted, Decision, Offer, PoolRules
+from router.policy.admission import Admission, AdmissionRules, PoolRules
+from router.policy.decision import Admitted, Decision, Offer
 from router.policy.demand import Demand, RequestClass
 from router.policy.ledger import ClassLimits, EngineLimits
 

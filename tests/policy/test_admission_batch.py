@@ -2,16 +2,8 @@
 
 import pytest
 
-from router.policy.admission import (
-    Admission,
-    AdmissionRules,
-    Admitted,
-    Offer,
-    PoolRules,
-    RefusalCause,
-    Refused,
-    Waiting,
-)
+from router.policy.admission import Admission, AdmissionRules, PoolRules
+from router.policy.decision import Admitted, Offer, RefusalCause, Refused, Waiting
 from router.policy.demand import Demand
 from router.policy.ledger import ClassLimits, EngineLimits
 from tests.policy.house import BATCH, CHAT, House, house

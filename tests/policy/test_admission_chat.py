@@ -1,6 +1,6 @@
 """Chat: at once, held, borrowed, refused."""
 
-from router.policy.admission import Admitted, Held, RefusalCause, Refused
+from router.policy.decision import Admitted, Held, RefusalCause, Refused
 from tests.policy.house import BATCH, CHAT, HOLD_S, admitted, house
 
 

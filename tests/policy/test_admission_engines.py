@@ -2,7 +2,7 @@
 
 import random
 
-from router.policy.admission import Admitted, Held, RefusalCause, Refused
+from router.policy.decision import Admitted, Held, RefusalCause, Refused
 from router.policy.demand import Demand
 from tests.policy.house import BATCH, CHAT, HOLD_S, admitted, house
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from router.policy.admission import Held, Refused
+from router.policy.decision import Held, Refused
 from tests.policy.house import BATCH, CHAT, HOLD_S, house
 
 

@@ -1,0 +1,66 @@
+"""What is asked of admission, and what it may decide. Values only; who decides what is `admission.py`."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from router.policy.demand import Demand, RequestClass
+
+
+class RefusalCause(StrEnum):
+    """Why there is no place: the engines that may take the request are full, or none of them serves."""
+
+    SATURATED = "saturated"
+    NO_ENGINE = "no_engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One request at the door. `sample` and `spread` are random in [0, 1), drawn by the driver: the policy has no
+    dice. `excluded`: engines already tried. `only`: the one engine that can answer it. `hold_until_s`: end of a hold
+    begun earlier, so that attempts share one."""
+
+    request_id: str
+    request_class: RequestClass
+    demand: Demand
+    sample: float = 0.0
+    spread: float = 0.0
+    excluded: frozenset[str] = frozenset()
+    only: str | None = None
+    hold_until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Committed on `engine`. `pool` is the pool the place belongs to; another than its class means borrowed."""
+
+    request_id: str
+    engine: str
+    pool: RequestClass
+    borrowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Waits here, at most until `until_s`; the driver calls `expire` then."""
+
+    request_id: str
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Batch without a place now: the durable line is where it waits, also while no engine serves."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No place, and no more waiting. `retry_after_s`: when one is likely, from the measured drain."""
+
+    request_id: str
+    cause: RefusalCause
+    retry_after_s: float
+
+
+Decision = Admitted | Held | Waiting | Refused

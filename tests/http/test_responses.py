@@ -1,0 +1,124 @@
+"""Answers that an engine keeps: continued, read and cancelled where they are."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.http.scripted import ScriptedEngine
+from tests.http.stack import LONG_TOKENS, MODEL, Stack, Stage, new_client, stack_of
+from tests.upstream.fakes import Connection, SeenRequest, answer
+
+KEPT = {"c": "resp_on_c", "l": "resp_on_l"}
+
+
+class Keeping(ScriptedEngine):
+    """An engine that keeps one answer."""
+
+    def __init__(self, kept: str, **options: Any) -> None:
+        super().__init__(self._answer, **options)
+        self._kept = kept
+
+    async def _answer(self, request: SeenRequest, connection: Connection) -> None:
+        path, method = request.path.partition("?")[0], request.line.split(" ")[0]
+        if path == "/v1/responses" and method == "POST":
+            asked = json.loads(request.body).get("previous_response_id")
+            if asked not in (None, self._kept):
+                await connection.send(answer(b'{"error":{"message":"not here","type":"x","code":404}}', status=404))
+                return
+            await connection.send(answer(json.dumps({"id": "resp_new", "kept": self._kept}).encode()))
+        elif path == f"/v1/responses/{self._kept}" and method == "GET":
+            await connection.send(answer(json.dumps({"id": self._kept}).encode()))
+        elif path == f"/v1/responses/{self._kept}/cancel" and method == "POST":
+            said = b'{"error":{"message":"Cannot cancel a synchronous response.","type":"x","code":400}}'
+            await connection.send(answer(said, status=400))
+        elif path.startswith("/v1/responses/"):
+            await connection.send(answer(b'{"error":{"message":"not here","type":"x","code":404}}', status=404))
+        else:
+            await connection.send(answer(b'{"choices":[{"message":{"content":"x"}}]}'))
+
+
+@pytest.fixture(scope="module")
+def engines() -> dict[str, Keeping]:
+    return {"c": Keeping(KEPT["c"]), "l": Keeping(KEPT["l"], max_model_len=LONG_TOKENS)}
+
+
+@pytest.fixture(scope="module")
+def keeping_stack(stage: Stage, engines: dict[str, Keeping]) -> Stack:
+    return stage.start(stack_of(c=engines["c"], l=engines["l"], keys=[{"name": "k", "key": "the-key"}]))
+
+
+@pytest.fixture
+def keeping(stage: Stage, keeping_stack: Stack, engines: dict[str, Keeping]) -> Iterator[Stack]:
+    for engine in engines.values():
+        engine.calls.clear()
+    yield keeping_stack
+    stage.run(keeping_stack.check_at_rest())
+
+
+@pytest.mark.parametrize("engine", KEPT)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_goes_on_at_the_engine_that_keeps_it(keeping: Stack, engine: str, stream: bool) -> None:
+    body = {"model": MODEL, "input": "And?", "previous_response_id": KEPT[engine], "stream": stream}
+
+    told = await keeping.post("/v1/responses", body)
+
+    assert (told.status_code, told.json()["kept"]) == (200, KEPT[engine])
+    assert told.headers["x-router-engine"] == engine
+    assert told.headers["x-router-reason"].startswith("pinned_to_engine")
+
+
+async def test_a_conversation_that_nobody_keeps_gets_an_engines_own_refusal(keeping: Stack) -> None:
+    told = await keeping.post("/v1/responses", {"model": MODEL, "input": "And?", "previous_response_id": "resp_gone"})
+
+    assert (told.status_code, told.json()["error"]["message"]) == (404, "not here")
+
+
+@pytest.mark.parametrize("engine", KEPT)
+async def test_a_kept_answer_is_read_and_cancelled_where_it_is(
+    keeping: Stack, engines: dict[str, Keeping], engine: str
+) -> None:
+    read = await keeping.get(f"/v1/responses/{KEPT[engine]}")
+    cancelled = await keeping.post(f"/v1/responses/{KEPT[engine]}/cancel", b"")
+
+    assert (read.status_code, read.json()["id"]) == (200, KEPT[engine])
+    assert read.headers["x-router-engine"] == engine
+    assert (cancelled.status_code, cancelled.json()["error"]["message"]) == (400, "Cannot cancel a synchronous response.")
+    asked = [call.path for call in engines[engine].calls]
+    assert asked.count(f"/v1/responses/{KEPT[engine]}/cancel") == 1
+    assert not any(call.all("authorization") for engine in engines.values() for call in engine.calls)
+
+
+@pytest.mark.parametrize(
+    "response_id",
+    ["resp_gone", "a" * 500, "..", "%2e%2e%2fmodels", "x%0d%0aHost:%20evil", "resp%3fx=1", "r%00", "resp_模", "%e6%a8%a1"],
+)
+@pytest.mark.parametrize("suffix", ["", "/cancel"])
+async def test_an_id_that_nobody_keeps_or_that_is_none_is_a_404(
+    keeping: Stack, engines: dict[str, Keeping], response_id: str, suffix: str
+) -> None:
+    method = "POST" if suffix else "GET"
+
+    told = await keeping.client.request(method, f"/v1/responses/{response_id}{suffix}")
+
+    assert told.status_code in (404, 405)
+    assert told.json()["error"]["message"]
+    asked = {call.path for engine in engines.values() for call in engine.calls}
+    assert asked <= {"/v1/responses/resp_gone"}
+
+
+async def test_kept_answers_ask_for_a_key(keeping: Stack) -> None:
+    async with new_client(keeping.url) as client:
+        read = await client.get(f"/v1/responses/{KEPT['c']}")
+        cancelled = await client.post(f"/v1/responses/{KEPT['c']}/cancel")
+
+    assert (read.status_code, cancelled.status_code) == (401, 401)
+
+
+async def test_an_answer_in_the_background_is_refused_with_the_reason(keeping: Stack) -> None:
+    told = await keeping.post("/v1/responses", {"model": MODEL, "input": "x", "background": True})
+
+    error = told.json()["error"]
+    assert (told.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", "background")
+    assert "lost with it" in error["message"]
