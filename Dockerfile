@@ -18,7 +18,7 @@ RUN useradd --system --uid 10001 --home-dir /var/lib/router --create-home router
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     python -m pip install --no-cache-dir --no-index --find-links /wheels two-pool-router
 USER 10001
-# The embedded Valkey keeps its data under the working directory: mount a volume there.
+# The embedded Valkey keeps its data here: mount a volume.
 WORKDIR /var/lib/router
 VOLUME /var/lib/router
 EXPOSE 8080
@@ -28,4 +28,4 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
 # SIGTERM: what runs is finished, new work is refused, the queue stays. Give it longer than server.shutdown_grace_s.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["router"]
-CMD ["serve", "-c", "/etc/router/pools.yaml"]
+CMD ["serve", "-c", "/etc/router/pools.yaml", "--data-dir", "/var/lib/router/data"]

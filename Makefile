@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 # Extra arguments for the tests: make test ARGS="tests/policy -x"
 ARGS ?=
 
-.PHONY: help venv demo test check format test-engine bench lock clean
+.PHONY: help venv demo test check format test-faults test-engine bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ check: $(STAMP)  ## Formatting, lint, types and import rules
 format: $(STAMP)  ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+test-faults: $(STAMP)  ## Cancel, kill and lose things at every step, and look that all comes back
+	$(BIN)/python -m pytest tests/faults $(ARGS)
 
 test-engine: $(STAMP)  ## Run the tests against real vLLM servers on this machine's CPU (Linux, Python 3.11, 12 GiB)
 	tests/engine/run.sh $(BIN)/python $(ARGS)

@@ -9,13 +9,14 @@ unfit.
 import asyncio
 import contextlib
 import logging
+import resource
 import secrets
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
 import uvicorn
@@ -23,7 +24,7 @@ import uvloop
 
 from router.app import Runtime
 from router.cli.check import EXIT_UNUSABLE, report_problems
-from router.cli.workers import Launch, WorkerStart, exit_with_parent, run_workers
+from router.cli.workers import HURRY_SIGNAL, Launch, WorkerStart, exit_with_parent, run_workers
 from router.config.environment import set_shared_metrics_dir
 from router.config.load import Overrides, load
 from router.config.model import RouterConfig
@@ -42,6 +43,11 @@ _LAST_WORDS_S = 2
 _RESTART_PAUSE_S = 0.5
 _RESTART_PAUSE_MAX_S = 10.0
 _BACKLOG = 2048
+#: As long as the router itself waits for a client to read.
+_READER_STALL_MS = 300_000
+#: Files of each call at most: the client's socket and the engine's. And what a process needs beside them.
+_FILES_PER_CALL = 2
+_OTHER_FILES = 256
 #: Connections beyond `server.connections_max`, for probes, scrapes and refusals.
 _PROBE_CONNECTIONS = 64
 
@@ -111,10 +117,14 @@ def run_worker(start: WorkerStart) -> None:
             metrics_dir=start.metrics_dir,
         )
         async with runtime:
-            await serve_runtime(runtime, start.config, start.listener)
+            await serve_runtime(runtime, start.config, start.listener, is_worker=True)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+    except UNFIT as error:
+        typer.echo(f"router serve: {error}", err=True)
+        sys.exit(EXIT_UNUSABLE)
 
 
 def new_router_id() -> str:
@@ -129,6 +139,10 @@ def listen(config: RouterConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Accepted sockets inherit it. What was written to a client that reads nothing keeps its connection open
+            # even after the server has closed it; only the kernel can end that.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _READER_STALL_MS)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
         listener.setblocking(False)
@@ -136,6 +150,24 @@ def listen(config: RouterConfig) -> socket.socket:
         listener.close()
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}. Set server.port or --port.") from error
     return listener
+
+
+def allow_open_files(config: RouterConfig) -> None:
+    """Raise this process's limit of open files to what its connections need, as far as the system lets it, and say so
+    where that is not enough."""
+    needed = config.server.connections_max * _FILES_PER_CALL + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        log.warning(
+            "this process may open %d files, and server.connections_max %d may need %d: raise the limit (ulimit -n, "
+            "LimitNOFILE) or lower connections_max",
+            allowed,
+            config.server.connections_max,
+            needed,
+        )
 
 
 def announce(config: RouterConfig, listener: socket.socket) -> None:
@@ -178,8 +210,37 @@ async def _keep_alive(server: EmbeddedValkey) -> None:
         await asyncio.sleep(pause_s)
 
 
-async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket.socket) -> None:
+class StopSignals:
+    """What the operator wants: `stop` after what runs has finished, `hurry` up with that. Used as a context."""
+
+    def __init__(self, *, is_worker: bool) -> None:
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self._is_worker = is_worker
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._ask)
+        loop.add_signal_handler(signal.SIGINT, self._ask)
+        loop.add_signal_handler(HURRY_SIGNAL, self.hurry.set)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, HURRY_SIGNAL):
+            loop.remove_signal_handler(number)
+
+    def _ask(self) -> None:
+        if self.stop.is_set() and not self._is_worker:
+            self.hurry.set()
+        self.stop.set()
+
+
+async def serve_runtime(
+    runtime: Runtime, config: RouterConfig, listener: socket.socket, *, is_worker: bool = False
+) -> None:
     """Serve on `listener` until a signal, then stop gracefully."""
+    allow_open_files(config)
     server = _Server(
         uvicorn.Config(
             runtime.app,
@@ -198,27 +259,17 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
             timeout_graceful_shutdown=_LAST_WORDS_S,
         )
     )
-    stop = asyncio.Event()
-    again = asyncio.Event()
-
-    def on_signal() -> None:
-        (again if stop.is_set() else stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            await _drain(runtime, again, config.server.shutdown_grace_s)
-            server.should_exit = True
-        await serving
-    finally:
-        stopping.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+    with StopSignals(is_worker=is_worker) as signals:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        stopping = asyncio.create_task(signals.stop.wait())
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                await _drain(runtime, signals.hurry, config.server.shutdown_grace_s)
+                server.should_exit = True
+            await serving
+        finally:
+            stopping.cancel()
 
 
 async def _drain(runtime: Runtime, hurry: asyncio.Event, grace_s: float) -> None:

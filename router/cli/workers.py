@@ -20,9 +20,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+from router.cli.check import EXIT_UNUSABLE
 from router.config.model import RouterConfig
 
 log = logging.getLogger(__name__)
+
+#: From the parent to a worker: end the grace now. Its own signal, because a terminal or a service manager may send
+#: SIGTERM and SIGINT to all processes of the group, so that a second one at a worker need not be a second request.
+HURRY_SIGNAL = signal.SIGUSR1
 
 _RESTART_PAUSE_S = 0.5
 _RESTART_PAUSE_MAX_S = 30.0
@@ -66,6 +71,7 @@ class _Parent:
         self._config = config
         self._launch = launch
         self._stop = asyncio.Event()
+        self._is_unfit = False
         self._running: dict[int, SpawnProcess] = {}
         self._context = multiprocessing.get_context("spawn")
 
@@ -92,14 +98,15 @@ class _Parent:
             launch.announce(config, listener)
             await self._stop.wait()
             await asyncio.gather(*keepers)
-        return 0
+        return EXIT_UNUSABLE if self._is_unfit else 0
 
     def _on_signal(self) -> None:
-        """The first one lets the workers drain, a second one hurries them; both are theirs to understand."""
+        """The first one lets the workers drain, a second one ends their grace."""
+        number = HURRY_SIGNAL if self._stop.is_set() else signal.SIGTERM
         self._stop.set()
         for process in self._running.values():
-            if process.is_alive():
-                process.terminate()
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, number)
 
     async def _keep(self, start: WorkerStart) -> None:
         """One slot: a worker, and the next one when it dies."""
@@ -116,6 +123,11 @@ class _Parent:
             code = process.exitcode
             process.close()
             if self._stop.is_set():
+                return
+            if code == EXIT_UNUSABLE:
+                # What one worker finds unfit, the others do too; trying again mends nothing.
+                self._is_unfit = True
+                self._on_signal()
                 return
             log.error("worker %d ended with code %s; starting it again", start.slot, code)
             lived_s = time.monotonic() - started_at_s

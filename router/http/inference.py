@@ -37,7 +37,6 @@ _OUTCOMES = {
     "request_buffers_full": Outcome.REFUSED_ROUTER_FULL,
     "upload_timeout": Outcome.CLIENT_LEFT_UPLOAD,
     401: Outcome.REFUSED_UNAUTHENTICATED,
-    403: Outcome.REFUSED_FORBIDDEN,
     404: Outcome.REFUSED_NOT_FOUND,
     413: Outcome.REFUSED_TOO_LARGE,
 }

@@ -10,6 +10,7 @@ from router.http.client import in_ascii
 from router.http.responses import Kept, cancel_kept, read_kept
 from router.http.service import ModelService, RouterState
 from router.observe.metrics import CONTENT_TYPE
+from router.tokens.api import PromptCounter
 
 
 class Ops:
@@ -18,7 +19,7 @@ class Ops:
     def __init__(self, state: RouterState) -> None:
         self._state = state
         self._created_unix_s = int(state.clock.unix_s())
-        self._misses_shown: dict[str, int] = {}
+        self._shown: dict[tuple[str, str], int] = {}
 
     async def healthz(self, _: Request) -> Response:
         """The process lives and its loop turns."""
@@ -78,11 +79,22 @@ class Ops:
                     oldest_age_s=stats.oldest_age_s,
                     is_up=flow.line.is_up,
                 )
-            missed = service.counter.misses - self._misses_shown.get(name, 0)
-            state.metrics.count_misses.labels(name).inc(missed)
-            self._misses_shown[name] = service.counter.misses
+            self._show_counter(name, service.counter)
             for relay in flow.relays.all:
                 state.metrics.relay_open.labels(relay.name).set(not relay.can_try)
+
+    def _show_counter(self, model: str, counter: PromptCounter) -> None:
+        """The counter keeps sums of its own; what came since the last look goes into the series."""
+        metrics = self._state.metrics
+        metrics.count_misses.labels(model).inc(self._news(model, "misses", counter.misses))
+        metrics.count_mismatches.labels(model).inc(self._news(model, "mismatches", counter.exact_mismatches))
+        for reason, total in counter.missed.items():
+            metrics.count_given_up.labels(model, reason).inc(self._news(model, reason, total))
+
+    def _news(self, model: str, what: str, total: int) -> int:
+        before = self._shown.get((model, what), 0)
+        self._shown[model, what] = total
+        return total - before
 
     def _readiness(self, service: ModelService) -> dict[str, Any]:
         engines = {name: engine.status.state.value for name, engine in service.flow.engines.items()}

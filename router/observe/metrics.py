@@ -18,10 +18,12 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     generate_latest,
     values,
 )
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from router.policy.admission import AdmissionSnapshot
 from router.policy.demand import RequestClass
@@ -64,6 +66,12 @@ class Metrics:
         self.counted = counter("router_counted", "Prompts by the way they were counted", ("model", "method"))
         self.count_misses = counter(
             "router_count_misses", "Prompts whose real length was above the bound or estimate", ("model",)
+        )
+        self.count_mismatches = counter(
+            "router_count_exact_mismatches", "Prompts counted exactly that the engine counted otherwise", ("model",)
+        )
+        self.count_given_up = counter(
+            "router_count_given_up", "Exact counts that were needed and not had", ("model", "reason")
         )
         self.duration = histogram("router_request_duration_seconds", "Arrival to last byte", ("model", "class"))
         self.ttft = histogram(
@@ -166,7 +174,7 @@ class Metrics:
         if self._shared_dir is None:
             return generate_latest(self._registry)
         together = CollectorRegistry()
-        MultiProcessCollector(together, path=str(self._shared_dir))  # type: ignore[no-untyped-call]  # no stubs
+        together.register(_AllProcesses(self._shared_dir))
         return generate_latest(together)
 
     # -- making -------------------------------------------------------------------------------------------------
@@ -181,6 +189,18 @@ class Metrics:
         self, name: str, text: str, labels: Iterable[str], *, buckets: tuple[float, ...] = SECONDS_BUCKETS
     ) -> Histogram:
         return Histogram(name, text, labels, registry=self._registry, buckets=buckets)
+
+
+class _AllProcesses(Collector):
+    """The values of every process's files. One that a process has only just made is empty, and read the next time."""
+
+    def __init__(self, shared_dir: Path) -> None:
+        self._shared_dir = shared_dir
+
+    def collect(self) -> Iterable[Metric]:
+        files = [str(file) for file in self._shared_dir.glob("*.db") if file.stat().st_size > 0]
+        merged: Iterable[Metric] = MultiProcessCollector.merge(files, accumulate=True)  # type: ignore[no-untyped-call]  # no stubs
+        return merged
 
 
 def share_between_processes(slot: int) -> None:

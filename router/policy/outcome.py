@@ -15,7 +15,6 @@ class Outcome(StrEnum):
     CLIENT_ERROR = "client_error"
 
     REFUSED_UNAUTHENTICATED = "refused_unauthenticated"
-    REFUSED_FORBIDDEN = "refused_forbidden"
     REFUSED_INVALID = "refused_invalid"
     REFUSED_NOT_FOUND = "refused_not_found"
     REFUSED_TOO_LARGE = "refused_too_large"

@@ -1,6 +1,6 @@
 """What the walk asks of a model's counter."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from router.policy.demand import RequestClass
@@ -28,6 +28,16 @@ class PromptCounter(Protocol):
     @property
     def misses(self) -> int:
         """How many prompts turned out longer than the figure they were budgeted with."""
+        ...
+
+    @property
+    def exact_mismatches(self) -> int:
+        """Prompts counted exactly that the engine counted otherwise: a template or tokenizer unlike the engine's."""
+        ...
+
+    @property
+    def missed(self) -> Mapping[str, int]:
+        """Exact counts that were needed and not had, by reason (a small fixed set of words)."""
         ...
 
     async def aclose(self) -> None:

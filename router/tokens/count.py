@@ -26,7 +26,7 @@ from router.request import ChatPrompt, Count, OpaquePrompt, Prompt, TextPrompts,
 from router.tokens.api import PromptCounter, TokenizerUnavailable
 from router.tokens.calibration import BytesPerToken, ClassStats
 from router.tokens.limits import EMPTY, UNKNOWN, TextLimits, TextSize, size_of
-from router.tokens.offload import Missed, Offload
+from router.tokens.offload import Offload
 from router.tokens.overhead import ChatOverhead
 from router.tokens.size import ChatSize, chat_size
 from router.tokens.tokenizer import Tokenizer, load_huggingface, load_tiktoken
@@ -97,9 +97,9 @@ class Counter:
         return self._exact_mismatches
 
     @property
-    def missed(self) -> Mapping[Missed, int]:
+    def missed(self) -> Mapping[str, int]:
         """Exact counts that were needed and not had, by reason."""
-        return self._offload.missed
+        return {reason.value: count for reason, count in self._offload.missed.items()}
 
     def stats(self) -> Sequence[ClassStats]:
         """What was learned, all classes together first."""

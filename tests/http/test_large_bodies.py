@@ -166,3 +166,20 @@ async def test_health_and_streams_go_on_while_large_prompts_are_read_and_counted
     assert {answer.status_code for answer in answers} == {200}
     # A bound on a frozen loop, far above what is measured (some ten milliseconds).
     assert max(gaps) < 5.0
+
+
+async def test_an_upload_that_goes_silent_is_told_so_and_its_connection_closed(
+    bounded: Bounded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.http.client._UPLOAD_IDLE_S", 0.05)
+    whole = request("/v1/chat/completions", with_image(MIB))
+
+    async with Wire(bounded.stack.port) as wire:
+        await wire.send(whole[:1_000])
+        status, headers, body = await wire.answer()
+        rest = await wire.rest()
+
+    assert (status, json.loads(body)["error"]["code"]) == (408, "upload_timeout")
+    assert headers["connection"] == "close"
+    assert rest == b""
+    assert bounded.calls == []

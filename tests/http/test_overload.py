@@ -1,6 +1,7 @@
 """Too much work: bounded queues, refusals with a time to come back, and nothing run for those who left."""
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.http.stack import (
     model_config,
     new_client,
     outside_sim,
+    stack_of,
     until,
 )
 from tests.upstream.fakes import Connection, SeenRequest
@@ -245,3 +247,16 @@ async def test_a_prefill_longer_than_any_default_timeout_is_waited_for() -> None
         assert (streamed.status_code, whole.status_code) == (200, 200)
         assert streamed.text.endswith("data: [DONE]\n\n")
         assert len(stack.entries("l")) == 2
+
+
+async def test_without_the_queues_store_batch_is_a_503_with_a_time_and_chat_goes_on() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        redis = {"url": f"redis://127.0.0.1:{taken.getsockname()[1]}/0", "socket_timeout_s": 0.1}
+        async with stack_of(redis=redis) as stack:
+            refused = await stack.post("/v1/completions", LONG_PROMPT)
+            served = await stack.chat(max_tokens=2)
+
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "batch_queue_unavailable")
+            assert is_whole_seconds(refused)
+            assert served.status_code == 200

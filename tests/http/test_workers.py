@@ -1,0 +1,112 @@
+"""Several worker processes behind one port: all serve, their counts add up, and none outlives the parent."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from router.sim.server import running
+from tests.http.process import RouterProcess, children, is_running, router_process
+from tests.http.stack import MODEL, Metrics, chat_body, chat_sim, long_sim, model_config, new_client, until, write_config
+
+from tests.http.wire import Wire, request
+
+
+@asynccontextmanager
+async def two_workers(folder: Path) -> AsyncIterator[RouterProcess]:
+    async with running(chat_sim()) as c, running(long_sim()) as l:
+        models = [model_config(batch={"prefill_lanes": 2})]
+        config = write_config(folder, {"c": c.url, "l": l.url}, models=models)
+        async with router_process(config, "--workers", "2") as router:
+            await all_workers_serve(router)
+            yield router
+
+
+def workers_of(router: RouterProcess) -> set[int]:
+    return {pid for pid, command in children(router.process.pid).items() if "spawn_main" in command}
+
+
+async def page_of(router: RouterProcess) -> Metrics:
+    """One scrape on a connection of its own, which any worker may take."""
+    async with new_client(router.url) as client:
+        return Metrics((await client.get("/metrics")).text)
+
+
+async def all_workers_serve(router: RouterProcess) -> None:
+    """Each worker holds half of the seats: the capacities of both together are what the engines have."""
+    while (await page_of(router)).value("router_ledger_capacity_tokens", engine="c") < 15_000:
+        await asyncio.sleep(0.02)
+
+
+async def chats(router: RouterProcess, number: int) -> set[int]:
+    """Chats on connections of their own, so that the kernel deals them out."""
+
+    async def one() -> int:
+        async with new_client(router.url) as client:
+            return (await client.post("/v1/chat/completions", json=chat_body(max_tokens=2))).status_code
+
+    return set(await asyncio.gather(*(one() for _ in range(number))))
+
+
+def open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+async def test_the_kernel_deals_connections_out_to_both_workers(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as router, AsyncExitStack() as connections:
+        idle = {pid: open_files(pid) for pid in workers_of(router)}
+
+        async def both_have_some() -> None:
+            while not all(open_files(pid) > count for pid, count in idle.items()):
+                wire = await connections.enter_async_context(Wire(router.port))
+                await wire.send(request("/healthz", method="GET"))
+                await wire.answer()
+
+        await both_have_some()
+
+        assert len(idle) == 2
+
+
+async def test_both_workers_serve_their_metrics_add_up_and_a_killed_one_is_started_again(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as router:
+        workers = workers_of(router)
+        statuses = await chats(router, 40)
+        async with new_client(router.url) as client:
+            long = await client.post("/v1/completions", json={"model": MODEL, "prompt": [1] * 3_000, "max_tokens": 2})
+            unknown = await client.post("/v1/chat/completions", json={**chat_body(), "model": "nope"})
+        pages = [await page_of(router) for _ in range(6)]
+
+        victim = min(workers)
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: len(workers_of(router) - {victim}) == 2)
+        await all_workers_serve(router)
+        after_statuses = await chats(router, 20)
+        after = await page_of(router)
+        router.signal()
+        code = await router.exit_code()
+
+        assert len(workers) == 2
+        assert (statuses, long.status_code, unknown.status_code) == ({200}, 200, 404)
+        assert {page.value("router_requests_total", outcome="completed") for page in pages} == {41}
+        assert {page.value("router_requests_total", outcome="refused_not_found") for page in pages} == {1}
+        assert {page.value("router_arrivals_total") for page in pages} == {42}
+        assert {page.value("router_in_flight_requests") for page in pages} == {0}
+        assert after_statuses == {200}
+        assert after.value("router_requests_total", outcome="completed") == 61
+        assert after.value("router_arrivals_total") == 62
+        assert code == 0
+
+
+async def test_with_the_parent_killed_the_workers_and_the_store_are_gone(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as router:
+        family = set(children(router.process.pid))
+        commands = children(router.process.pid).values()
+
+        router.process.kill()
+        await router.exit_code()
+        await until(lambda: not any(is_running(pid) for pid in family))
+
+        assert len(family) >= 3
+        assert any("valkey" in command for command in commands)
