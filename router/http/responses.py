@@ -51,7 +51,9 @@ async def cancel_kept(state: RouterState, response_id: str) -> Kept | None:
         upstream = service.flow.engines[found.engine].upstream
         said = await fetch(upstream, "POST", f"/v1/responses/{response_id}/cancel")
         if said is None:
-            raise ApiError(502, "engine_lost", f"Engine {found.engine} keeps the response but did not answer. Try again.")
+            raise ApiError(
+                502, "engine_lost", f"Engine {found.engine} keeps the response but did not answer. Try again."
+            )
         return Kept(found.engine, said)
     return None
 

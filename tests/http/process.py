@@ -103,5 +103,7 @@ def children(pid: int) -> dict[int, str]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             parent = (folder / "stat").read_text().rpartition(") ")[2].split()[1]
             if int(parent) == pid and is_running(int(folder.name)):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[int(folder.name)] = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
     return found

@@ -34,7 +34,9 @@ class ScriptedEngine:
                 await connection.send(await self._healthy.handle(request))
 
 
-def says(body: bytes = COMPLETION, *, status: int = 200, headers: str = "content-type: application/json\r\n") -> Answering:
+def says(
+    body: bytes = COMPLETION, *, status: int = 200, headers: str = "content-type: application/json\r\n"
+) -> Answering:
     """Always the same answer."""
 
     async def answering(_: SeenRequest, connection: Connection) -> None:

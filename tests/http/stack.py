@@ -351,4 +351,3 @@ class Stage:
             self.run(self._open.aclose())
         finally:
             self._runner.close()
-

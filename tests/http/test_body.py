@@ -51,7 +51,9 @@ async def test_a_field_that_the_key_may_not_set_is_taken_out_and_nothing_else(st
 async def test_a_guarded_field_is_found_however_its_name_is_spelt_and_however_often(
     stack: Stack, spelling: bytes
 ) -> None:
-    body = b'{"priority":null,"model":"llama","max_tokens":2,"messages":[{"role":"user","content":"x"}],%b:-9}' % spelling
+    body = (
+        b'{"priority":null,"model":"llama","max_tokens":2,"messages":[{"role":"user","content":"x"}],%b:-9}' % spelling
+    )
 
     answer = await stack.post("/v1/chat/completions", body)
 
@@ -76,7 +78,9 @@ async def test_a_key_that_may_set_guarded_fields_and_headers_has_them_forwarded(
     guarded = {"X-Vllm-Priority": "-9", "X-data-parallel-rank": "1"}
 
     async with fresh(keys=keys) as stack:
-        trusted = await stack.post("/v1/chat/completions", body, headers={"authorization": "Bearer trusted-key", **guarded})
+        trusted = await stack.post(
+            "/v1/chat/completions", body, headers={"authorization": "Bearer trusted-key", **guarded}
+        )
         plain = await stack.post("/v1/chat/completions", body, headers={"authorization": "Bearer plain-key", **guarded})
 
         assert sent(stack.sent_for(trusted).body) == body

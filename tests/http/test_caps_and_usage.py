@@ -77,7 +77,9 @@ async def test_usage_is_metered_without_the_client_seeing_a_chunk_that_it_did_no
     assert all(chunk["choices"] for chunk in chunks)
     assert "usage" not in answer.text
     after = await stack.metrics()
-    spent = after.value("router_tokens_total", kind="completion") - before.value("router_tokens_total", kind="completion")
+    spent = after.value("router_tokens_total", kind="completion") - before.value(
+        "router_tokens_total", kind="completion"
+    )
     assert spent == 7
 
 
@@ -142,9 +144,7 @@ async def test_of_two_models_the_last_one_is_looked_up_and_sent(
 async def test_of_two_caps_the_last_one_routes_and_is_what_the_engine_obeys(
     stack: Stack, caps: tuple[int, int], pool: str
 ) -> None:
-    answer = await chat_bytes(
-        stack, f'"max_tokens":{caps[0]},"model":"llama",{MESSAGES},"max\\u005ftokens":{caps[1]}'
-    )
+    answer = await chat_bytes(stack, f'"max_tokens":{caps[0]},"model":"llama",{MESSAGES},"max\\u005ftokens":{caps[1]}')
 
     assert answer.headers["x-router-pool"] == pool
     assert stack.sent_for(answer).max_tokens == caps[1]

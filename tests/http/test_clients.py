@@ -20,7 +20,11 @@ async def test_openai_chat_whole_and_streamed(client: openai.AsyncOpenAI) -> Non
     async with client:
         whole = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4, n=2)
         stream = await client.chat.completions.create(
-            model="small", messages=MESSAGES, max_completion_tokens=4, stream=True, stream_options={"include_usage": True}
+            model="small",
+            messages=MESSAGES,
+            max_completion_tokens=4,
+            stream=True,
+            stream_options={"include_usage": True},
         )
         chunks = [chunk async for chunk in stream]
 

@@ -220,7 +220,9 @@ async def test_an_engines_own_400_reaches_the_client_as_it_is_without_retry_or_r
 
 
 async def test_a_400_told_as_the_first_event_of_a_stream_is_a_400_and_not_a_fault_of_the_engine() -> None:
-    event = b'data: {"error":{"message":"maximum context length is 1024 tokens","type":"BadRequestError","code":400}}\n\n'
+    event = (
+        b'data: {"error":{"message":"maximum context length is 1024 tokens","type":"BadRequestError","code":400}}\n\n'
+    )
     engine = ScriptedEngine(streams(event, b"data: [DONE]\n\n"))
 
     async with fresh(c=engine) as stack:

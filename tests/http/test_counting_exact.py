@@ -87,9 +87,7 @@ async def test_tools_weigh_what_their_schemas_weigh(exact: Stack) -> None:
         ({"chat_template_kwargs": {"style": "in short"}}, len("in short")),
     ],
 )
-async def test_template_options_are_used_in_the_count(
-    exact: Stack, fields: dict[str, Any], difference: int
-) -> None:
+async def test_template_options_are_used_in_the_count(exact: Stack, fields: dict[str, Any], difference: int) -> None:
     plain, _ = await chat(exact, said("Hi."))
 
     with_options, _ = await chat(exact, said("Hi."), **fields)

@@ -114,7 +114,10 @@ def form(
     return body + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={shown}"
 
 
-FILE = ('name="file"; filename="speech \U0001f600 模.wav"\r\nContent-Type: audio/wav', b"RIFF\x00\r\n--\r\n--x\xff" * 1_000)
+FILE = (
+    'name="file"; filename="speech \U0001f600 模.wav"\r\nContent-Type: audio/wav',
+    b"RIFF\x00\r\n--\r\n--x\xff" * 1_000,
+)
 MODEL_PART = ('name="model"', b"llama")
 
 
@@ -138,7 +141,7 @@ async def test_a_form_arrives_byte_for_byte_wherever_the_model_stands_and_whatev
 
 async def test_of_a_form_that_names_an_alias_only_the_models_name_changes(raw: tuple[Stack, ScriptedEngine]) -> None:
     stack, engine = raw
-    body, kind = form([("name=\"language\"", b"small"), ('name="model"', b"small"), FILE])
+    body, kind = form([('name="language"', b"small"), ('name="model"', b"small"), FILE])
 
     answer = await stack.post("/v1/audio/transcriptions", body, headers={"content-type": kind})
 
@@ -164,7 +167,9 @@ async def test_a_form_by_a_content_type_in_capitals_is_a_form(raw: tuple[Stack, 
     body, kind = form([('name="model"', b"small"), FILE])
 
     answer = await stack.post(
-        "/v1/audio/transcriptions", body, headers={"content-type": kind.replace("multipart/form-data", "Multipart/Form-Data")}
+        "/v1/audio/transcriptions",
+        body,
+        headers={"content-type": kind.replace("multipart/form-data", "Multipart/Form-Data")},
     )
 
     assert answer.status_code == 200
@@ -206,7 +211,7 @@ async def test_audio_that_is_no_form_is_a_415(stack: Stack, kind: str) -> None:
 async def test_a_large_form_costs_no_more_memory_than_a_few_copies_of_it(raw: tuple[Stack, ScriptedEngine]) -> None:
     stack, engine = raw
     size = 5_000_000
-    body, kind = form([("name=\"file\"; filename=\"a.wav\"", b"\r\n-" * (size // 3)), ('name="model"', b"small")])
+    body, kind = form([('name="file"; filename="a.wav"', b"\r\n-" * (size // 3)), ('name="model"', b"small")])
 
     tracemalloc.start()
     answer = await stack.post("/v1/audio/transcriptions", body, headers={"content-type": kind})

@@ -13,8 +13,14 @@ from tests.http.stack import Stack, chat_body, fresh, model_config
 from tests.upstream.fakes import STREAM_HEAD, Connection, SeenRequest, piece
 
 ODD = {
-    "vLLM's own": (b'{"error":{"message":"too hot","type":"BadRequestError","param":"temperature","code":400}}', "too hot"),
-    "older vLLM": (b'{"object":"error","message":"too hot","type":"BadRequestError","param":null,"code":400}', "too hot"),
+    "vLLM's own": (
+        b'{"error":{"message":"too hot","type":"BadRequestError","param":"temperature","code":400}}',
+        "too hot",
+    ),
+    "older vLLM": (
+        b'{"object":"error","message":"too hot","type":"BadRequestError","param":null,"code":400}',
+        "too hot",
+    ),
     "detail text": (b'{"detail":"too hot"}', "too hot"),
     "detail list": (b'{"detail":[{"loc":["body"],"msg":"field required"}]}', "field required"),
     "error text": (b'{"error":"too hot"}', "too hot"),
@@ -75,7 +81,12 @@ async def test_anthropics_own_shape_of_an_engine_passes_as_it_is(raw: tuple[Stac
 
 @pytest.mark.parametrize(
     ("status", "seen", "code"),
-    [(500, 502, "engine_error"), (502, 502, "engine_error"), (504, 502, "engine_error"), (401, 502, "engine_refused_router")],
+    [
+        (500, 502, "engine_error"),
+        (502, 502, "engine_error"),
+        (504, 502, "engine_error"),
+        (401, 502, "engine_refused_router"),
+    ],
 )
 async def test_a_fault_of_an_engine_is_a_502_that_says_so(
     raw: tuple[Stack, ScriptedEngine], status: int, seen: int, code: str
@@ -143,7 +154,9 @@ async def test_a_body_that_is_no_request_is_a_400_that_names_the_fault(stack: St
     assert len(stack.entries("c")) == sent_before
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data; boundary=x"])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data; boundary=x"]
+)
 async def test_another_content_type_is_a_415(stack: Stack, kind: str) -> None:
     answer = await stack.post("/v1/chat/completions", chat_body(), headers={"content-type": kind})
 
@@ -221,9 +234,7 @@ async def test_the_anthropic_client_shows_the_message_of_each_kind_of_refusal(st
         with pytest.raises(anthropic.NotFoundError) as unknown:
             await client.messages.create(model="nope", messages=messages, max_tokens=5)
         with pytest.raises(anthropic.BadRequestError) as long:
-            await client.messages.create(
-                model="llama", messages=[{"role": "user", "content": "x"}], max_tokens=20_000
-            )
+            await client.messages.create(model="llama", messages=[{"role": "user", "content": "x"}], max_tokens=20_000)
 
     assert "'nope' does not exist" in str(unknown.value)
     assert "maximum context length is 16384" in str(long.value)

@@ -171,9 +171,7 @@ async def test_an_identity_encoding_is_no_compression(stack: Stack) -> None:
 
 async def test_with_a_wrong_key_nobody_asks_for_the_body() -> None:
     async with fresh(keys=[{"name": "k", "key": "right"}]) as stack:
-        whole = request(
-            "/v1/chat/completions", BODY, headers=["expect: 100-continue", "authorization: Bearer wrong"]
-        )
+        whole = request("/v1/chat/completions", BODY, headers=["expect: 100-continue", "authorization: Bearer wrong"])
 
         async with Wire(stack.port) as wire:
             await wire.send(whole[: -len(BODY)])
@@ -224,9 +222,7 @@ async def test_an_answer_in_any_framing_and_encoding_can_be_read(
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_a_compressed_refusal_of_an_engine_is_readable(
-    raw: tuple[Stack, ScriptedEngine], encoding: str
-) -> None:
+async def test_a_compressed_refusal_of_an_engine_is_readable(raw: tuple[Stack, ScriptedEngine], encoding: str) -> None:
     stack, engine = raw
     said = b'{"error":{"message":"too hot","type":"BadRequestError","param":"temperature","code":400}}'
     body = gzip.compress(said) if encoding == "gzip" else zlib.compress(said)

@@ -87,7 +87,9 @@ async def test_odd_values_are_a_clients_error_or_the_engines_to_judge(stack: Sta
 @pytest.mark.parametrize("field", ["max_tokens", "n", "max_completion_tokens"])
 @pytest.mark.parametrize("value", ["7" * 5_000, "1e400", "-1e400", "2e9", "NaN"])
 async def test_a_number_of_tokens_that_is_none_is_refused(stack: Stack, field: str, value: str) -> None:
-    answer = await stack.post("/v1/chat/completions", f'{{"model":"llama","{field}":{value},'.encode() + MESSAGES + b"}")
+    answer = await stack.post(
+        "/v1/chat/completions", f'{{"model":"llama","{field}":{value},'.encode() + MESSAGES + b"}"
+    )
 
     assert answer.status_code == 400
 
@@ -105,7 +107,9 @@ async def test_every_route_refuses_what_is_no_object_of_its_kind(stack: Stack, p
 
 @pytest.mark.parametrize("prompt", [b'"a"', b"[1]"])
 async def test_a_list_of_hundreds_of_thousands_of_prompts_is_told_to_be_split(stack: Stack, prompt: bytes) -> None:
-    answer = await stack.post("/v1/completions", b'{"model":"llama","prompt":[' + (prompt + b",") * 300_000 + prompt + b"]}")
+    answer = await stack.post(
+        "/v1/completions", b'{"model":"llama","prompt":[' + (prompt + b",") * 300_000 + prompt + b"]}"
+    )
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 

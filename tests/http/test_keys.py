@@ -85,9 +85,7 @@ async def test_a_wrong_key_in_any_form_is_none(locked: Stack, headers: tuple[str
     sent_before = len(locked.entries("c")) + len(locked.entries("l"))
     body = b'{"model":"llama","messages":[{"role":"user","content":"x"}]}'
 
-    answer = await exchange(
-        locked.port, request("/v1/chat/completions", body, headers=["connection: close", *headers])
-    )
+    answer = await exchange(locked.port, request("/v1/chat/completions", body, headers=["connection: close", *headers]))
 
     assert answer.startswith(b"HTTP/1.1 401")
     assert len(locked.entries("c")) + len(locked.entries("l")) == sent_before

@@ -96,7 +96,9 @@ async def test_one_byte_above_the_limit_is_a_413(bounded: Bounded, framing: str)
 
 async def test_a_declared_length_above_the_limit_is_refused_before_a_byte_of_it_is_sent(bounded: Bounded) -> None:
     async with Wire(bounded.stack.port) as wire:
-        await wire.send(request("/v1/chat/completions")[:-4].replace(b"content-length: 0", b"content-length: 99999999999"))
+        await wire.send(
+            request("/v1/chat/completions")[:-4].replace(b"content-length: 0", b"content-length: 99999999999")
+        )
         await wire.send(b"\r\ncontent-type: application/json\r\n\r\n")
         status, _, body = await wire.answer()
 

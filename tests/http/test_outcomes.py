@@ -68,7 +68,9 @@ async def test_after_a_mixed_run_arrivals_equal_the_sum_of_outcomes_and_each_end
 
 
 async def left_while_uploading(stack: Stack) -> None:
-    whole = request("/v1/chat/completions", json.dumps(chat_body()).encode(), headers=["authorization: Bearer team-key"])
+    whole = request(
+        "/v1/chat/completions", json.dumps(chat_body()).encode(), headers=["authorization: Bearer team-key"]
+    )
     async with Wire(stack.port) as wire:
         await wire.send(whole[:-10])
         await until(lambda: stack.runtime.state.in_flight == 1)

@@ -74,7 +74,9 @@ async def test_a_full_chat_pool_is_a_429_and_a_dead_one_a_503_each_with_its_own_
 
 
 def _engine(stack: Stack, name: str) -> Any:
-    return next(flow.engines[name] for flow in (service.flow for service in stack.runtime.state.models) if name in flow.engines)
+    return next(
+        flow.engines[name] for flow in (service.flow for service in stack.runtime.state.models) if name in flow.engines
+    )
 
 
 async def test_a_full_batch_queue_is_a_429_and_takes_the_next_once_one_has_left() -> None:

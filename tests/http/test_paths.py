@@ -23,11 +23,11 @@ def is_openai_error(answer: Any, status: int) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions", "/V1/models"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions", "/V1/models"]
+)
 async def test_an_odd_slash_is_a_404_and_not_a_redirect(stack: Stack, path: str) -> None:
-    answer = await exchange(
-        stack.port, request(path, BODY, headers=["connection: close", "x-forwarded-proto: https"])
-    )
+    answer = await exchange(stack.port, request(path, BODY, headers=["connection: close", "x-forwarded-proto: https"]))
 
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 404")
@@ -120,7 +120,9 @@ async def test_a_plain_request_id_is_kept_and_is_the_engines_too(stack: Stack) -
     assert stack.sent_for(answer).x_request_id == "mine-1"
 
 
-@pytest.mark.parametrize("name", ["模型", "\ud83d\ude00", "a\nb", "x" * 10_000, "http://127.0.0.1:9", "../llama", " llama"])
+@pytest.mark.parametrize(
+    "name", ["模型", "\ud83d\ude00", "a\nb", "x" * 10_000, "http://127.0.0.1:9", "../llama", " llama"]
+)
 async def test_an_unknown_model_of_any_spelling_is_a_readable_404(stack: Stack, name: str) -> None:
     answer = await stack.post("/v1/chat/completions", {**chat_body(), "model": name})
 

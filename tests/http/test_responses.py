@@ -84,7 +84,10 @@ async def test_a_kept_answer_is_read_and_cancelled_where_it_is(
 
     assert (read.status_code, read.json()["id"]) == (200, KEPT[engine])
     assert read.headers["x-router-engine"] == engine
-    assert (cancelled.status_code, cancelled.json()["error"]["message"]) == (400, "Cannot cancel a synchronous response.")
+    assert (cancelled.status_code, cancelled.json()["error"]["message"]) == (
+        400,
+        "Cannot cancel a synchronous response.",
+    )
     asked = [call.path for call in engines[engine].calls]
     assert asked.count(f"/v1/responses/{KEPT[engine]}/cancel") == 1
     assert not any(call.all("authorization") for engine in engines.values() for call in engine.calls)
@@ -92,7 +95,17 @@ async def test_a_kept_answer_is_read_and_cancelled_where_it_is(
 
 @pytest.mark.parametrize(
     "response_id",
-    ["resp_gone", "a" * 500, "..", "%2e%2e%2fmodels", "x%0d%0aHost:%20evil", "resp%3fx=1", "r%00", "resp_模", "%e6%a8%a1"],
+    [
+        "resp_gone",
+        "a" * 500,
+        "..",
+        "%2e%2e%2fmodels",
+        "x%0d%0aHost:%20evil",
+        "resp%3fx=1",
+        "r%00",
+        "resp_模",
+        "%e6%a8%a1",
+    ],
 )
 @pytest.mark.parametrize("suffix", ["", "/cancel"])
 async def test_an_id_that_nobody_keeps_or_that_is_none_is_a_404(

@@ -38,7 +38,13 @@ def config_of(folder: Path, c: str, l: str, x: str) -> Path:
         redis={"url": f"redis://user:${{REDIS_PASSWORD}}@127.0.0.1:{dead_port()}/0", "socket_timeout_s": 0.2},
         keys=[{"name": "team", "key": "${CLIENT_KEY}"}],
         relays=[
-            {"name": "x", "url": x, "api_key": "${RELAY_KEY}", "models": {MODEL: "other"}, "classes": ["chat", "batch"]},
+            {
+                "name": "x",
+                "url": x,
+                "api_key": "${RELAY_KEY}",
+                "models": {MODEL: "other"},
+                "classes": ["chat", "batch"],
+            },
             {
                 "name": "y",
                 "url": "http://127.0.0.1:9",
@@ -71,7 +77,9 @@ async def test_no_secret_is_said_anywhere_whatever_goes_wrong(tmp_path: Path) ->
             async with new_client(router.url, key=WRONG_KEY) as stranger:
                 seen.append((await stranger.post(f"{path}?api_key={WRONG_KEY}", json=chat_body(PROMPT))).text)
             for odd in (
-                client.post(f"{path}?key={SECRETS['CLIENT_KEY']}", content=b"{", headers={"content-type": "application/json"}),
+                client.post(
+                    f"{path}?key={SECRETS['CLIENT_KEY']}", content=b"{", headers={"content-type": "application/json"}
+                ),
                 client.post(path, json={**chat_body(), "api_key": WRONG_KEY, "n": "x"}),
                 client.post("/v1/completions", json={"model": MODEL, "prompt": [1] * 3_000}),
                 client.get("/readyz"),

@@ -9,7 +9,17 @@ from pathlib import Path
 
 from router.sim.server import running
 from tests.http.process import RouterProcess, children, is_running, router_process
-from tests.http.stack import MODEL, Metrics, chat_body, chat_sim, long_sim, model_config, new_client, until, write_config
+from tests.http.stack import (
+    MODEL,
+    Metrics,
+    chat_body,
+    chat_sim,
+    long_sim,
+    model_config,
+    new_client,
+    until,
+    write_config,
+)
 
 from tests.http.wire import Wire, request
 
