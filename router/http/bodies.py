@@ -12,7 +12,6 @@ from router.errors import bad_request
 from router.http import convert
 from router.request import ChatPrompt, OpaquePrompt, Prompt, TextPrompts, TokenPrompts
 
-
 #: Pairs of texts are written out to be counted up to here: a long query times many documents is far more than the body.
 _PAIRS_MAX_CHARS = 32 * 2**20
 
@@ -28,7 +27,6 @@ class GenerationBody(msgspec.Struct):
     kv_transfer_params: Any = msgspec.UNSET
     service_tier: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

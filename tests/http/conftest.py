@@ -11,7 +11,9 @@ import pytest
 pytest.register_assert_rewrite("tests.http.stack")
 
 from tests.http.scripted import ScriptedEngine, says  # noqa: E402 -- after the rewriting
-from tests.http.stack import LONG_TOKENS, Stack, Stage, model_config, outside_sim, stack_of  # noqa: E402 -- likewise
+from tests.http.setting import LONG_TOKENS, model_config, outside_sim  # noqa: E402 -- likewise
+from tests.http.stack import Stack, stack_of  # noqa: E402 -- likewise
+from tests.http.stage import Stage  # noqa: E402 -- likewise
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -20,7 +22,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    pyfuncitem.funcargs["stage"].run(pyfuncitem.obj(**arguments))
+    stage = pyfuncitem.funcargs["stage"]
+    assert isinstance(stage, Stage)
+    stage.run(pyfuncitem.obj(**arguments))
     return True
 
 
@@ -47,7 +51,7 @@ def stack(stage: Stage, shared: Stack) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def scripted_stack(stage: Stage) -> tuple[Stack, ScriptedEngine]:
     engine = ScriptedEngine(says(), max_model_len=LONG_TOKENS)
-    return stage.start(stack_of(c=engine, l=engine, models=[model_config(borrow=False)])), engine
+    return stage.start(stack_of(c=engine, long=engine, models=[model_config(borrow=False)])), engine
 
 
 @pytest.fixture

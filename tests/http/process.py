@@ -11,7 +11,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.http.stack import Metrics, new_client
+from tests.http.scrape import Metrics
+from tests.http.stack import new_client
 
 _URL = re.compile(r"http://[\w.\-:]+")
 

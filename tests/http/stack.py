@@ -1,7 +1,7 @@
 """A whole router before simulated engines, in one event loop: what the tests of this folder talk to over HTTP.
 
-The router is the real one: `pools.yaml` on disk, `Runtime`, `serve_runtime` on a port that the kernel chose, an embedded
-Valkey. Only signals are not sent: the loop keeps the handlers that the server asks for, and `Stack.signal` calls them.
+The router is the real one: `pools.yaml` on disk, `Runtime`, `serve_runtime` on a port that the kernel chose, an
+embedded Valkey. Only signals are not sent: the loop keeps the handlers that the server asks for, and calls them itself.
 """
 
 import asyncio
@@ -9,129 +9,34 @@ import contextlib
 import json
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
-import uvloop
-from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import Runtime
 from router.cli.serve import listen, new_router_id, queue_url, serve_runtime
 from router.config.load import load
-from router.sim.engine import EngineShape
 from router.sim.log import LogEntry
-from router.sim.options import OutputLengths, SimServerOptions
-from router.sim.relay import relay_options
+from router.sim.options import SimServerOptions
 from router.sim.server import RunningSim, running
+from tests.http.scrape import Metrics
 from tests.http.scripted import ScriptedEngine
+from tests.http.setting import chat_body, chat_sim, long_sim, relay_config, write_config
+from tests.http.stage import GUARD_S, Loop
 from tests.upstream.fakes import RawServer
-
-T = TypeVar("T")
-
-#: A bound on a hung test, not a measurement.
-GUARD_S = 30.0
-MODEL = "llama"
-ALIAS = "small"
-#: Contexts of the two engines, an eighth of what one would really run.
-CHAT_TOKENS = 1_024
-LONG_TOKENS = 16_384
-THRESHOLD_TOKENS = 1_024
-RELAY_KEY = "relay-key-marker"
-
-
-class Loop(uvloop.Loop):
-    """An event loop that keeps signal handlers instead of setting them: several servers can live in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.signal_handlers: dict[int, Callable[..., Any]] = {}
-
-    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
-        self.signal_handlers[sig] = callback
-
-    def remove_signal_handler(self, sig: int) -> bool:
-        return self.signal_handlers.pop(sig, None) is not None
-
-
-def chat_sim(**options: Any) -> SimServerOptions:
-    """Engine C: a short context and many seats, as fast as the machine goes unless told otherwise."""
-    shape = EngineShape(max_model_len=CHAT_TOKENS, max_num_seqs=16, kv_cache_tokens=16_384)
-    return sim_options(**{"shape": shape, **options})
-
-
-def long_sim(**options: Any) -> SimServerOptions:
-    """Engine L: a long context and few seats."""
-    shape = EngineShape(max_model_len=LONG_TOKENS, max_num_seqs=4, kv_cache_tokens=65_536)
-    return sim_options(**{"shape": shape, **options})
-
-
-def sim_options(**options: Any) -> SimServerOptions:
-    return SimServerOptions(
-        **{
-            "model": MODEL,
-            "time_scale": 0.0,
-            "output_lengths": OutputLengths(median_tokens=5.0, sigma=0.1, max_tokens=8),
-            "log_body_max_bytes": 1 << 21,
-            **options,
-        }
-    )
-
-
-def outside_sim(**options: Any) -> SimServerOptions:
-    """Relay X: knows the model by another name and asks for the router's own key."""
-    return relay_options(**{"model": "vendor/big-1", "api_key": RELAY_KEY, "time_scale": 0.0, **options})
-
-
-def model_config(**settings: Any) -> dict[str, Any]:
-    """The model of the tests; `chat` and `batch` are laid over the two pools."""
-    chat, batch = settings.pop("chat", {}), settings.pop("batch", {})
-    pools = {
-        "chat": {"engines": ["c"], "max_model_len": CHAT_TOKENS, "max_num_seqs": 16, "default_output_tokens": 64},
-        "batch": {"engines": ["l"], "max_model_len": LONG_TOKENS, "max_num_seqs": 4, "default_output_tokens": 64},
-    }
-    pools["chat"] |= chat
-    pools["batch"] |= batch
-    return {
-        "name": MODEL,
-        "aliases": [ALIAS],
-        "served_model_name": MODEL,
-        "threshold_tokens": THRESHOLD_TOKENS,
-        "pools": pools,
-        **settings,
-    }
-
-
-def relay_config(url: str, **settings: Any) -> dict[str, Any]:
-    return {"name": "x", "url": url, "api_key": RELAY_KEY, "models": {MODEL: "vendor/big-1"}, **settings}
-
-
-def write_config(folder: Path, engines: Mapping[str, str], **sections: Any) -> Path:
-    """A `pools.yaml` of engines by name, the test's model, and whatever other sections are given. JSON is YAML."""
-    config: dict[str, Any] = {
-        "server": {"host": "127.0.0.1", "data_dir": str(folder / "data")},
-        "redis": {"url": "embedded"},
-        "engines": [{"name": name, "url": url} for name, url in engines.items()],
-        "models": [model_config()],
-    }
-    for name, section in sections.items():
-        config[name] = {**config[name], **section} if isinstance(section, dict) else section
-    file = folder / "pools.yaml"
-    file.write_text(json.dumps(config, ensure_ascii=False, indent=1))
-    return file
 
 
 @dataclass
 class Stack:
-    """A router that serves, and what stands behind it. `c`, `l` and `x` are there where the test asked for them."""
+    """A router that serves, and what stands behind it. `c`, `long` and `x` are there where the test asked for them."""
 
     url: str
     port: int
     runtime: Runtime
     client: httpx.AsyncClient
-    handlers: Mapping[int, Callable[..., Any]]
     serving: asyncio.Task[None]
     sims: dict[str, RunningSim] = field(default_factory=dict)
 
@@ -140,16 +45,12 @@ class Stack:
         return self.sims["c"]
 
     @property
-    def l(self) -> RunningSim:  # noqa: E743 -- engine L, as the cases call it
+    def long(self) -> RunningSim:
         return self.sims["l"]
 
     @property
     def x(self) -> RunningSim:
         return self.sims["x"]
-
-    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """What the process would do on a signal."""
-        self.handlers[number]()
 
     async def get(self, path: str, **options: Any) -> httpx.Response:
         return await self.client.get(path, **options)
@@ -191,9 +92,8 @@ class Stack:
         for service in state.models:
             snapshot = service.flow.gate.snapshot()
             assert (snapshot.held_requests, snapshot.held_tokens) == (0, 0)
-            assert {name: (ledger.committed_tokens, ledger.seats) for name, ledger in snapshot.engines.items()} == {
-                name: (0, 0) for name in snapshot.engines
-            }
+            assert {ledger.committed_tokens for ledger in snapshot.engines.values()} == {0}
+            assert {ledger.seats for ledger in snapshot.engines.values()} == {0}
             line = service.flow.line
             if line is not None:
                 await until(lambda line=line: line.waiting == 0 and not line._leaving)  # type: ignore[misc]  # bound
@@ -202,6 +102,7 @@ class Stack:
         if chats:
             answer = await self.chat("Still there?", max_tokens=2)
             assert answer.status_code == 200, answer.text
+            await until(lambda: self.runtime.state.in_flight == 0)
         page = await self.metrics()
         assert page.value("router_in_flight_requests") == 0
         assert page.value("router_ledger_committed_tokens") == 0
@@ -211,32 +112,6 @@ class Stack:
 def is_forwarded(entry: LogEntry, engine: str) -> bool:
     """A relay hears of no request id, an engine always does."""
     return engine == "x" or entry.x_request_id is not None
-
-
-def chat_body(text: str = "Hello.", **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
-
-
-class Metrics:
-    """One scrape of `/metrics`."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-
-    def value(self, name: str, **labels: str) -> float:
-        """The sum over the samples that carry these labels; 0 where there is none."""
-        return sum(
-            sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items()
-        )
-
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums by one label."""
-        sums: dict[str, float] = {}
-        for sample in self.samples:
-            if sample.name == name:
-                sums[sample.labels[label]] = sums.get(sample.labels[label], 0.0) + sample.value
-        return sums
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -270,7 +145,7 @@ async def router(
         client = await stack.enter_async_context(new_client(f"http://127.0.0.1:{port}", key=key))
         try:
             await serving_engines(runtime, serving)
-            yield Stack(f"http://127.0.0.1:{port}", port, runtime, client, handlers, task)
+            yield Stack(f"http://127.0.0.1:{port}", port, runtime, client, task)
         finally:
             if not task.done():
                 handlers[signal.SIGTERM]()
@@ -287,7 +162,7 @@ def new_client(url: str, *, key: str | None = None, **options: Any) -> httpx.Asy
 async def stack_of(
     *,
     c: SimServerOptions | ScriptedEngine | None = None,
-    l: SimServerOptions | ScriptedEngine | None = None,  # noqa: E741 -- engine L, as the cases call it
+    long: SimServerOptions | ScriptedEngine | None = None,
     x: SimServerOptions | ScriptedEngine | None = None,
     relay: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
@@ -295,10 +170,11 @@ async def stack_of(
     **sections: Any,
 ) -> AsyncIterator[Stack]:
     """Engines C and L, relay X where it is asked for, and a router before them. `sections` go into the configuration;
-    `relay` into its relay. The stack's client presents the first of `keys`. Unless `serving` names others, the router is waited for until both engines serve."""
+    `relay` into its relay. The stack's client presents the first of `keys`. Unless `serving` names others, the router
+    is waited for until both engines serve."""
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-http-")))
-        kinds = {"c": c or chat_sim(), "l": l or long_sim()} | ({} if x is None else {"x": x})
+        kinds = {"c": c or chat_sim(), "l": long or long_sim()} | ({} if x is None else {"x": x})
         sims: dict[str, RunningSim] = {}
         urls: dict[str, str] = {}
         for name, kind in kinds.items():
@@ -324,30 +200,3 @@ async def fresh(*, chats: bool = True, **options: Any) -> AsyncIterator[Stack]:
     async with stack_of(**options) as stack:
         yield stack
         await stack.check_at_rest(chats=chats)
-
-
-class Stage:
-    """An event loop that lasts over several tests, so that they can share what runs in it."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=Loop)
-        self._open = contextlib.AsyncExitStack()
-
-    def run(self, test: Coroutine[Any, Any, T]) -> T:
-        """Run the body of a test, bounded."""
-
-        async def bounded() -> T:
-            async with asyncio.timeout(GUARD_S):
-                return await test
-
-        return self._runner.run(bounded())
-
-    def start(self, resource: contextlib.AbstractAsyncContextManager[T]) -> T:
-        """Enter `resource`; it ends with the stage."""
-        return self.run(self._open.enter_async_context(resource))
-
-    def close(self) -> None:
-        try:
-            self.run(self._open.aclose())
-        finally:
-            self._runner.close()

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.http.stack import MODEL, Stack, chat_body, fresh
+from tests.http.setting import MODEL, chat_body
+from tests.http.stack import Stack, fresh
 
 ODD_BODY = (
     b'{ "messages":[{"role":"user","content":"caf\\u00e9 \xe6\xa8\xa1"}],\n "model" : "llama", "max_tokens":3,'

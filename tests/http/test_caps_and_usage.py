@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.http.scripted import DONE, ScriptedEngine, chunk, streams
-from tests.http.stack import ALIAS, MODEL, Stack, chat_body, fresh
+from tests.http.setting import ALIAS, MODEL, chat_body
+from tests.http.stack import Stack, fresh
 
 MESSAGES = '"messages":[{"role":"user","content":"Hello."}]'
 
@@ -27,7 +28,7 @@ async def chat_bytes(stack: Stack, fields: str) -> Any:
 async def test_the_newer_cap_decides_where_it_is_given_and_both_reach_the_engine(
     stack: Stack, caps: dict[str, int], pool: str
 ) -> None:
-    answer = await stack.chat(**caps)
+    answer = await stack.post("/v1/chat/completions", {**chat_body(), **caps})
 
     assert (answer.status_code, answer.headers["x-router-pool"]) == (200, pool)
     entry = stack.sent_for(answer)

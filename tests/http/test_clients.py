@@ -6,7 +6,8 @@ import anthropic
 import openai
 import pytest
 
-from tests.http.stack import MODEL, Stack
+from tests.http.setting import MODEL
+from tests.http.stack import Stack
 
 MESSAGES: Any = [{"role": "user", "content": "Hello."}]
 

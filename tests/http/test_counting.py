@@ -10,7 +10,8 @@ import pytest
 
 from router.sim.faults import FaultKind, FaultRule, Faults
 from tests.http.scripted import ScriptedEngine, says, streams
-from tests.http.stack import LONG_TOKENS, Stack, chat_body, fresh, long_sim, model_config
+from tests.http.setting import LONG_TOKENS, chat_body, long_sim, model_config
+from tests.http.stack import Stack, fresh
 
 SPECIAL = "explain <|endoftext|> and <|im_start|> in this file"
 
@@ -210,7 +211,7 @@ async def test_an_engines_own_400_reaches_the_client_as_it_is_without_retry_or_r
     # An engine before 0.32 refuses what does not fit; its context is smaller than the router was told.
     older = long_sim(version="0.31.0")
 
-    async with fresh(l=older, x=None, models=[model_config(threshold_tokens=100)]) as stack:
+    async with fresh(long=older, x=None, models=[model_config(threshold_tokens=100)]) as stack:
         answer = await stack.chat("word " * 500, max_tokens=LONG_TOKENS - 200, stream=stream)
 
         assert answer.status_code == 400

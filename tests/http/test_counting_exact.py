@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tests.http.stack import Stack, Stage, fresh, model_config, stack_of
+from tests.http.setting import model_config
+from tests.http.stack import Stack, fresh, stack_of
+from tests.http.stage import Stage
 from tests.tokens.model_folder import STRICT, TOOLS, make_model_folder
 
 SPECIAL = "explain <|endoftext|> and <｜end▁of▁sentence｜> in this file"
@@ -128,10 +130,10 @@ async def test_two_user_turns_in_a_row_are_the_engines_to_judge_where_the_templa
 
 async def test_a_prompt_far_over_every_limit_is_refused_by_its_size_without_being_tokenized(exact: Stack) -> None:
     (service,) = exact.runtime.state.models
-    missed = dict(service.counter.missed)  # type: ignore[attr-defined]  # of the real counter, not in its contract
+    missed = dict(service.counter.missed)
 
     answer = await exact.post("/v1/chat/completions", {"model": "llama", "messages": said("x" * 20_000_000)})
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert answer.headers["x-router-prompt-tokens-exact"] == "false"
-    assert service.counter.missed == missed  # type: ignore[attr-defined]  # likewise
+    assert service.counter.missed == missed

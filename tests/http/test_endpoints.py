@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.http.scripted import ScriptedEngine, says
-from tests.http.stack import LONG_TOKENS, Stack, chat_body
+from tests.http.setting import LONG_TOKENS, chat_body
+from tests.http.stack import Stack
 
 OTHERS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "Hello."},

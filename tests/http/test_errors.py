@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from tests.http.scripted import ScriptedEngine, chunk, says
-from tests.http.stack import Stack, chat_body, fresh, model_config
+from tests.http.setting import chat_body, model_config
+from tests.http.stack import Stack, fresh
 from tests.upstream.fakes import STREAM_HEAD, Connection, SeenRequest, piece
 
 ODD = {
@@ -190,7 +191,7 @@ async def test_the_openai_client_shows_the_message_of_each_kind_of_refusal(stack
         model = await said_by_openai(client.chat.completions.create(model="nope", messages=messages))
         cap = await said_by_openai(client.chat.completions.create(model="llama", messages=messages, max_tokens=-1))
         long = await said_by_openai(client.completions.create(model="llama", prompt=[1] * 20_000))
-        path = await said_by_openai(client.files.list())  # type: ignore[arg-type]  # awaitable
+        path = await said_by_openai(client.files.list())
 
     assert isinstance(model, openai.NotFoundError)
     assert "'nope' does not exist" in model.message
@@ -205,7 +206,6 @@ async def test_the_openai_client_shows_the_message_of_each_kind_of_refusal(stack
 
 async def test_the_openai_client_shows_the_error_inside_a_broken_stream(raw: tuple[Stack, ScriptedEngine]) -> None:
     stack, engine = raw
-
     seen_first = asyncio.Event()
 
     async def breaks(_: SeenRequest, connection: Connection) -> None:
@@ -213,16 +213,20 @@ async def test_the_openai_client_shows_the_error_inside_a_broken_stream(raw: tup
         await seen_first.wait()
         connection.reset()
 
-    engine.answering = breaks
     texts = []
-    async with openai_client(stack) as client:
-        stream: Any = await client.chat.completions.create(
-            model="llama", messages=[{"role": "user", "content": "x"}], stream=True
-        )
-        with pytest.raises(openai.APIError) as caught:
+
+    async def read() -> None:
+        async with openai_client(stack) as client:
+            stream: Any = await client.chat.completions.create(
+                model="llama", messages=[{"role": "user", "content": "x"}], stream=True
+            )
             async for part in stream:
                 texts.append(part.choices[0].delta.content)
                 seen_first.set()
+
+    engine.answering = breaks
+    with pytest.raises(openai.APIError) as caught:
+        await read()
 
     assert texts == ["a"]
     assert "lost amid its answer" in caught.value.message
@@ -244,7 +248,7 @@ async def test_the_anthropic_client_shows_the_message_of_each_kind_of_refusal(st
 async def test_the_clients_show_what_a_missing_key_means() -> None:
     async with fresh(keys=[{"name": "k", "key": "right"}]) as stack:
         async with openai_client(stack, "wrong") as client:
-            refused = await said_by_openai(client.models.list())  # type: ignore[arg-type]  # awaitable
+            refused = await said_by_openai(client.models.list())
         async with anthropic.AsyncAnthropic(base_url=stack.url, api_key="wrong", max_retries=0) as other:
             with pytest.raises(anthropic.AuthenticationError) as caught:
                 await other.messages.create(model="llama", messages=[{"role": "user", "content": "x"}], max_tokens=5)

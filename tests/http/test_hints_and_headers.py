@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from router.sim.faults import FaultKind, FaultRule, Faults
-from tests.http.stack import LONG_TOKENS, MODEL, Stack, chat_body, fresh, model_config, new_client, outside_sim, until
+from tests.http.setting import LONG_TOKENS, MODEL, chat_body, model_config, outside_sim
+from tests.http.stack import Stack, fresh, new_client, until
 
 DECISION = ("x-router-pool", "x-router-reason", "x-router-prompt-tokens", "x-router-prompt-tokens-exact")
 
@@ -127,7 +128,7 @@ async def test_a_borrowed_place_and_a_relayed_request_are_told() -> None:
         await until(lambda: len(stack.entries("c")) == 1)
 
         borrowed = await stack.chat(max_tokens=2)
-        await stack.l.set_faults(Faults((FaultRule(kind=FaultKind.SILENT),)))
+        await stack.long.set_faults(Faults((FaultRule(kind=FaultKind.SILENT),)))
         lenders = [asyncio.create_task(stack.chat()) for _ in range(3)]
         await until(lambda: len(stack.entries("l")) == 4)
         relayed = await stack.chat(max_tokens=2)
@@ -135,7 +136,7 @@ async def test_a_borrowed_place_and_a_relayed_request_are_told() -> None:
             call.cancel()
         await asyncio.wait((holder, *lenders))
         await stack.c.set_faults(Faults())
-        await stack.l.set_faults(Faults())
+        await stack.long.set_faults(Faults())
 
         assert where(borrowed) == (200, "batch", "below_threshold,borrowed")
         assert borrowed.headers["x-router-engine"] == "l"
@@ -147,7 +148,7 @@ async def test_a_borrowed_place_and_a_relayed_request_are_told() -> None:
 
 async def test_a_wait_in_the_batch_queue_is_told_in_milliseconds() -> None:
     async with fresh(models=[model_config(batch={"max_num_seqs": 1})]) as stack:
-        await stack.l.set_faults(Faults((FaultRule(kind=FaultKind.FIRST_TOKEN_DELAY, value=0.15),)))
+        await stack.long.set_faults(Faults((FaultRule(kind=FaultKind.FIRST_TOKEN_DELAY, value=0.15),)))
         body = {"model": MODEL, "prompt": [1] * 3_000, "max_tokens": 2}
         async with new_client(stack.url) as client:
             answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(2)))

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from router.http.routes import INFERENCE_PATHS
-from tests.http.stack import Stack, Stage, chat_body, new_client, stack_of
+from tests.http.setting import chat_body
+from tests.http.stack import Stack, new_client, stack_of
+from tests.http.stage import Stage
 from tests.http.wire import exchange, request
 
 KEY = "the-right-key"

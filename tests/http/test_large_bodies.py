@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from tests.http.scripted import Answering, ScriptedEngine, says
-from tests.http.stack import CHAT_TOKENS, LONG_TOKENS, Stack, Stage, chat_body, new_client, stack_of, until
+from tests.http.setting import CHAT_TOKENS, LONG_TOKENS, chat_body
+from tests.http.stack import Stack, new_client, stack_of, until
+from tests.http.stage import Stage
 from tests.http.wire import Wire, request
 from tests.upstream.fakes import Connection, SeenRequest
 
@@ -44,8 +46,8 @@ async def silent(_: SeenRequest, connection: Connection) -> None:
 @pytest.fixture(scope="module")
 def bounded_stack(stage: Stage) -> Bounded:
     server = {"body_max_bytes": BODY_MAX, "buffered_max_bytes": 3 * BODY_MAX}
-    c, l = (ScriptedEngine(says(), max_model_len=length) for length in (CHAT_TOKENS, LONG_TOKENS))
-    return Bounded(stage.start(stack_of(c=c, l=l, server=server)), (c, l))
+    c, long = (ScriptedEngine(says(), max_model_len=length) for length in (CHAT_TOKENS, LONG_TOKENS))
+    return Bounded(stage.start(stack_of(c=c, long=long, server=server)), (c, long))
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ async def test_bodies_beyond_what_the_process_may_hold_are_a_503_until_others_ar
 
 
 async def test_health_and_streams_go_on_while_large_prompts_are_read_and_counted(bounded: Bounded) -> None:
-    """Ten chats of 250 KB at once beside a stream and a poll of the health page, all in one process with the engines."""
+    """Ten chats of 250 KB at once beside a short one and a poll of the health page, all in one process."""
     large = chat_body("The quick brown fox jumps over the lazy dog. " * 5_500, max_tokens=2)
     gaps: list[float] = []
     stop = asyncio.Event()

@@ -2,10 +2,12 @@
 
 import asyncio
 
+from router.sim.engine import EngineShape
 from router.sim.faults import FaultKind, FaultRule, Faults
 from tests.http.scripted import ScriptedEngine, says
-from tests.http.stack import LONG_TOKENS, Stack, fresh, long_sim, model_config, stack_of, until
-from tests.upstream.fakes import Connection, RawServer
+from tests.http.setting import LONG_TOKENS, long_sim, model_config
+from tests.http.stack import Stack, fresh, stack_of, until
+from tests.upstream.fakes import Connection
 
 DOWN = Faults((FaultRule(kind=FaultKind.REFUSE_CONNECTIONS),))
 
@@ -43,43 +45,38 @@ async def test_a_model_whose_name_has_slashes_is_found() -> None:
 
 
 async def test_an_engine_that_serves_less_context_than_configured_shortens_the_list() -> None:
-    from router.sim.engine import EngineShape  # noqa: PLC0415
-
     short = long_sim(shape=EngineShape(max_model_len=8_192, max_num_seqs=4, kv_cache_tokens=65_536))
-    async with fresh(l=short) as stack:
+    async with fresh(long=short) as stack:
         listed = (await stack.get("/v1/models")).json()
 
         assert [card["max_model_len"] for card in listed["data"]] == [8_192, 8_192]
 
 
 async def test_the_list_comes_at_once_with_an_engine_down_black_holed_or_talking_nonsense() -> None:
-    async def black_hole(connection: Connection) -> None:
-        await connection.closed()
+    class BlackHole(ScriptedEngine):
+        async def play(self, connection: Connection) -> None:
+            await connection.closed()
 
     class Nonsense(ScriptedEngine):
         async def play(self, connection: Connection) -> None:
             while await connection.request() is not None:
                 await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{not json")
 
-    async with RawServer(black_hole) as hole:
-        silent = ScriptedEngine(says())
-        silent.play = black_hole  # type: ignore[method-assign]  # an engine that never says a word
-        for odd in (silent, Nonsense(says())):
-            async with stack_of(l=odd, serving={"c"}) as stack:
-                answers = await asyncio.gather(*(stack.get("/v1/models") for _ in range(25)))
-                ready = await stack.get("/readyz")
+    for odd in (BlackHole(says()), Nonsense(says())):
+        async with stack_of(long=odd, serving={"c"}) as stack:
+            answers = await asyncio.gather(*(stack.get("/v1/models") for _ in range(25)))
+            ready = await stack.get("/readyz")
 
-                assert {answer.status_code for answer in answers} == {200}
-                assert {answer.content for answer in answers} == {answers[0].content}
-                assert ready.status_code == 200
-        assert hole.connections == 0
+            assert {answer.status_code for answer in answers} == {200}
+            assert {answer.content for answer in answers} == {answers[0].content}
+            assert ready.status_code == 200
 
 
 async def test_the_router_is_ready_once_an_engine_serves_and_no_longer_than_one_does() -> None:
     async with stack_of(serving=set()) as stack:
         await until(lambda: next(iter(stack.runtime.state.models)).is_serving())
         ready = await stack.get("/readyz")
-        for sim in (stack.c, stack.l):
+        for sim in (stack.c, stack.long):
             await sim.set_faults(DOWN)
         await until(lambda: not next(iter(stack.runtime.state.models)).is_serving())
         down = await stack.get("/readyz")
@@ -94,7 +91,7 @@ async def test_the_router_is_ready_once_an_engine_serves_and_no_longer_than_one_
 
 async def test_a_router_starts_with_every_engine_down_and_says_so() -> None:
     down = long_sim(faults=DOWN)
-    async with stack_of(c=down, l=down, serving=set()) as stack:
+    async with stack_of(c=down, long=down, serving=set()) as stack:
         ready = await stack.get("/readyz")
         refused = await stack.chat()
 

@@ -10,7 +10,8 @@ import pytest
 from router.policy.outcome import Outcome
 from router.sim.faults import FaultKind, FaultRule, Faults
 from tests.http.scripted import ScriptedEngine, chunk, says
-from tests.http.stack import MODEL, Stack, chat_body, fresh, model_config, new_client, until
+from tests.http.setting import MODEL, chat_body, model_config
+from tests.http.stack import Stack, fresh, new_client, until
 from tests.http.wire import Wire, request
 from tests.upstream.fakes import STREAM_HEAD, Connection, SeenRequest, piece
 

@@ -12,18 +12,8 @@ import pytest
 from router.sim.faults import FaultKind, FaultRule, Faults
 from router.sim.presets import preset
 from tests.http.scripted import ScriptedEngine, says
-from tests.http.stack import (
-    Stack,
-    chat_body,
-    chat_sim,
-    fresh,
-    long_sim,
-    model_config,
-    new_client,
-    outside_sim,
-    stack_of,
-    until,
-)
+from tests.http.setting import chat_body, chat_sim, long_sim, model_config, outside_sim
+from tests.http.stack import Stack, fresh, new_client, stack_of, until
 from tests.upstream.fakes import Connection, SeenRequest
 
 #: Long enough for the batch pool, short enough to count at once.
@@ -82,7 +72,7 @@ def _engine(stack: Stack, name: str) -> Any:
 async def test_a_full_batch_queue_is_a_429_and_takes_the_next_once_one_has_left() -> None:
     batch = {**ONE_SEAT, "queue_max_requests": 2}
     async with fresh(models=[model_config(batch=batch)]) as stack:
-        await stack.l.set_faults(SILENT)
+        await stack.long.set_faults(SILENT)
         holder = await held_at(stack, "l", LONG_PROMPT, "/v1/completions")
         waiters = [asyncio.create_task(stack.post("/v1/completions", LONG_PROMPT)) for _ in range(2)]
         line = next(iter(stack.runtime.state.models)).flow.line
@@ -90,7 +80,7 @@ async def test_a_full_batch_queue_is_a_429_and_takes_the_next_once_one_has_left(
         await until(lambda: line.waiting == 2 and all(waiter.ticket.seq for waiter in line._waiters.values()))
 
         refused = await stack.post("/v1/completions", LONG_PROMPT)
-        await stack.l.set_faults(Faults())
+        await stack.long.set_faults(Faults())
         await leave(holder)
         served = await asyncio.gather(*waiters)
         later = await stack.post("/v1/completions", LONG_PROMPT)
@@ -118,7 +108,7 @@ async def test_refusals_are_spread_so_that_clients_do_not_come_back_together() -
 async def test_a_relays_own_time_to_come_back_is_passed_on_and_the_clients_retry_succeeds() -> None:
     relay = outside_sim(rate_limited_requests=1, retry_after_s=7)
     async with fresh(x=relay, models=[model_config()]) as stack:
-        for sim in (stack.c, stack.l):
+        for sim in (stack.c, stack.long):
             await sim.set_faults(DOWN)
         await until(lambda: not any(_engine(stack, name).status.can_serve for name in "cl"))
 
@@ -145,8 +135,8 @@ async def test_the_openai_clients_own_retry_is_served_once_there_is_room() -> No
                 await stack.c.set_faults(Faults())
                 await leave(holder)
 
-        http = httpx.AsyncClient(trust_env=False, event_hooks={"response": [make_room]})
-        async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="x", http_client=http) as client:
+        own: Any = httpx.AsyncClient(trust_env=False, event_hooks={"response": [make_room]})
+        async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="x", http_client=own) as client:
             completion = await client.chat.completions.create(
                 model="llama", messages=[{"role": "user", "content": "x"}], max_tokens=3
             )
@@ -218,7 +208,7 @@ async def test_long_prompts_never_reach_the_chat_engine_nor_hold_up_short_chats(
     slow = long_sim(preset=preset("tiny-demo"), time_scale=0.3)
     headers = {} if hint is None else {"x-router-class": hint}
     body = {"model": "llama", "prompt": [1] * 8_000, "max_tokens": 2}
-    async with fresh(l=slow, c=chat_sim(), models=[model_config(borrow=False)]) as stack:
+    async with fresh(long=slow, c=chat_sim(), models=[model_config(borrow=False)]) as stack:
         long = [asyncio.create_task(stack.post("/v1/completions", body, headers=headers)) for _ in range(20)]
         await until(lambda: len(stack.entries("l")) >= 1)
         done_before = sum(call.done() for call in long)
@@ -240,7 +230,7 @@ async def test_a_prefill_longer_than_any_default_timeout_is_waited_for() -> None
     batch = {"timeouts": {"first_byte_s": 20.0, "idle_s": 0.5}}
     chat = {"timeouts": {"first_byte_s": 0.2}}
     slow = long_sim(faults=Faults((FaultRule(kind=FaultKind.FIRST_TOKEN_DELAY, value=0.6, after_requests=1),)))
-    async with fresh(l=slow, models=[model_config(chat=chat, batch=batch, commit_after_s=0.3)]) as stack:
+    async with fresh(long=slow, models=[model_config(chat=chat, batch=batch, commit_after_s=0.3)]) as stack:
         body = {"model": "llama", "prompt": [1] * 4_000, "max_tokens": 4}
         streamed, whole = await asyncio.gather(
             stack.post("/v1/completions", {**body, "stream": True}), stack.post("/v1/completions", body)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.http.scripted import ScriptedEngine, says
-from tests.http.stack import Stack, chat_body, fresh
+from tests.http.setting import chat_body
+from tests.http.stack import Stack, fresh
 from tests.http.wire import Wire, exchange, request
 
 BODY = json.dumps(chat_body(max_tokens=2)).encode()

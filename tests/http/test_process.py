@@ -11,7 +11,8 @@ import httpx
 
 from tests.http.process import RouterProcess, router_process
 from tests.http.scripted import COMPLETION, DONE, ScriptedEngine, chunk
-from tests.http.stack import LONG_TOKENS, MODEL, chat_body, model_config, new_client, until, write_config
+from tests.http.setting import LONG_TOKENS, MODEL, chat_body, model_config, write_config
+from tests.http.stack import new_client, until
 from tests.upstream.fakes import STREAM_HEAD, Connection, RawServer, SeenRequest, answer, piece
 
 LONG_PROMPT = {"model": MODEL, "prompt": [1] * 3_000, "max_tokens": 5}
@@ -40,10 +41,10 @@ async def slow_router(
 ) -> AsyncIterator[tuple[RouterProcess, Slow]]:
     """`limits`: how many files the router's process may open."""
     engine = Slow()
-    async with RawServer(engine.play) as c, RawServer(engine.play) as l:
+    async with RawServer(engine.play) as c, RawServer(engine.play) as long:
         models = [model_config(batch={"max_num_seqs": 1}, borrow=False)]
         server = {"host": "127.0.0.1", "data_dir": str(folder / "data"), **server}
-        config = write_config(folder, {"c": c.url, "l": l.url}, models=models, server=server)
+        config = write_config(folder, {"c": c.url, "l": long.url}, models=models, server=server)
         async with router_process(config, files_max=limits) as router:
             yield router, engine
 
@@ -158,9 +159,9 @@ async def test_proxies_of_the_environment_are_used_for_nothing(tmp_path: Path) -
     for each in (engine, relay):
         each.may_end.set()
     env = DEAD_PROXIES["http"] | DEAD_PROXIES["socks"]
-    async with RawServer(engine.play) as c, RawServer(engine.play) as l, RawServer(relay.play) as x:
+    async with RawServer(engine.play) as c, RawServer(engine.play) as long, RawServer(relay.play) as x:
         relays = [{"name": "x", "url": x.url, "api_key": "k", "models": {MODEL: MODEL}}]
-        config = write_config(tmp_path, {"c": c.url, "l": l.url}, relays=relays, models=[model_config(borrow=False)])
+        config = write_config(tmp_path, {"c": c.url, "l": long.url}, relays=relays, models=[model_config(borrow=False)])
         async with router_process(config, env=env) as router:
             served = await router.client.post("/v1/chat/completions", json=chat_body())
             await c.__aexit__()

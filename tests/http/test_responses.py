@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tests.http.scripted import ScriptedEngine
-from tests.http.stack import LONG_TOKENS, MODEL, Stack, Stage, new_client, stack_of
+from tests.http.setting import LONG_TOKENS, MODEL
+from tests.http.stack import Stack, new_client, stack_of
+from tests.http.stage import Stage
 from tests.upstream.fakes import Connection, SeenRequest, answer
 
 KEPT = {"c": "resp_on_c", "l": "resp_on_l"}
@@ -46,7 +48,7 @@ def engines() -> dict[str, Keeping]:
 
 @pytest.fixture(scope="module")
 def keeping_stack(stage: Stage, engines: dict[str, Keeping]) -> Stack:
-    return stage.start(stack_of(c=engines["c"], l=engines["l"], keys=[{"name": "k", "key": "the-key"}]))
+    return stage.start(stack_of(c=engines["c"], long=engines["l"], keys=[{"name": "k", "key": "the-key"}]))
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.http.process import router_process
 from tests.http.scripted import ScriptedEngine, says
-from tests.http.stack import LONG_TOKENS, MODEL, chat_body, new_client, write_config
+from tests.http.setting import LONG_TOKENS, MODEL, chat_body, write_config
+from tests.http.stack import new_client
 from tests.http.wire import exchange, request
 from tests.upstream.fakes import RawServer
 
@@ -30,10 +31,10 @@ def dead_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def config_of(folder: Path, c: str, l: str, x: str) -> Path:
+def config_of(folder: Path, c: str, long: str, x: str) -> Path:
     config = write_config(
         folder,
-        {"c": c, "l": l},
+        {"c": c, "l": long},
         server={"host": "127.0.0.1", "data_dir": str(folder / "data"), "log_level": "debug"},
         redis={"url": f"redis://user:${{REDIS_PASSWORD}}@127.0.0.1:{dead_port()}/0", "socket_timeout_s": 0.2},
         keys=[{"name": "team", "key": "${CLIENT_KEY}"}],
@@ -65,8 +66,8 @@ async def test_no_secret_is_said_anywhere_whatever_goes_wrong(tmp_path: Path) ->
     good = b'{"choices":[{"message":{"content":"%b"}}]}' % ANSWER.encode()
     engine, relay = ScriptedEngine(says(good), max_model_len=LONG_TOKENS), ScriptedEngine(says(echo, status=401))
     seen: list[str] = []
-    async with RawServer(engine.play) as c, RawServer(engine.play) as l, RawServer(relay.play) as x:
-        config = config_of(tmp_path, c.url, l.url, x.url)
+    async with RawServer(engine.play) as c, RawServer(engine.play) as long, RawServer(relay.play) as x:
+        config = config_of(tmp_path, c.url, long.url, x.url)
         async with router_process(config, env=SECRETS, key=SECRETS["CLIENT_KEY"]) as router:
             client, path = router.client, "/v1/chat/completions"
             served = await client.post(path, json=chat_body(PROMPT))
@@ -76,7 +77,7 @@ async def test_no_secret_is_said_anywhere_whatever_goes_wrong(tmp_path: Path) ->
             engine.answering = says(good)
             async with new_client(router.url, key=WRONG_KEY) as stranger:
                 seen.append((await stranger.post(f"{path}?api_key={WRONG_KEY}", json=chat_body(PROMPT))).text)
-            for odd in (
+            odd = (
                 client.post(
                     f"{path}?key={SECRETS['CLIENT_KEY']}", content=b"{", headers={"content-type": "application/json"}
                 ),
@@ -85,8 +86,8 @@ async def test_no_secret_is_said_anywhere_whatever_goes_wrong(tmp_path: Path) ->
                 client.get("/readyz"),
                 client.get("/metrics"),
                 client.get("/v1/models"),
-            ):
-                seen.append((await odd).text)
+            )
+            seen += [(await call).text for call in odd]
             odd_header = f"authorization: Bearer {WRONG_KEY}"
             seen.append((await exchange(router.port, request(path, headers=[odd_header, "bad header"]))).decode())
             output = router.output
