@@ -68,6 +68,7 @@ class Runtime:
         self._redis_url = redis_url
         self._metrics = Metrics(shared_dir=metrics_dir)
         self._cleanup = contextlib.AsyncExitStack()
+        self._engine_news = asyncio.Event()
         self._background: list[tuple[str, Coroutine[Any, Any, None]]] = []
         self.state: RouterState
         self.app: ASGIApp
@@ -81,6 +82,17 @@ class Runtime:
 
     async def __aexit__(self, *_: object) -> None:
         await self._cleanup.aclose()
+
+    async def first_look(self, within_s: float) -> None:
+        """Wait until every model has an engine that serves, at most `within_s`: engines that are up should not be
+        reported missing in the first moment. Those that are down are not waited for any longer."""
+        waiting = [service for service in self.state.models if not service.is_serving()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while waiting:
+                    await self._engine_news.wait()
+                    self._engine_news.clear()
+                    waiting = [service for service in waiting if not service.is_serving()]
 
     def start_draining(self) -> None:
         """Refuse new work from now on; whoever waits in the batch queue is sent away to come back elsewhere."""
@@ -175,6 +187,7 @@ class Runtime:
                 share = share_of(status.capacity_tokens, slot=self._slot, slots=self._slots)
                 gate.resize(changed.name, share, block or 1)
             gate.set_serving(changed.name, status.can_serve)
+            self._engine_news.set()
             log.info("engine %s of %s: %s (%s)", changed.name, model.name, status.state.value, status.reason)
 
         monitor = EngineMonitor(engine, self._clock, served_model_name=model.served_model_name, on_change=on_change)

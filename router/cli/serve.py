@@ -43,6 +43,8 @@ _LAST_WORDS_S = 2
 _RESTART_PAUSE_S = 0.5
 _RESTART_PAUSE_MAX_S = 10.0
 _BACKLOG = 2048
+#: Engines that are up have given a token by then, so that the first requests find them; others are not waited for.
+_FIRST_LOOK_S = 2.0
 #: As long as the router itself waits for a client to read.
 _READER_STALL_MS = 300_000
 #: Files of each call at most: the client's socket and the engine's. And what a process needs beside them.
@@ -89,11 +91,13 @@ def _run_alone(config: RouterConfig) -> int:
         async with contextlib.AsyncExitStack() as stack:
             # Bound first: a port that is taken must not cost the start of everything else.
             listener = stack.enter_context(listen(config))
+            signals = stack.enter_context(StopSignals(is_worker=False))
             redis_url = await stack.enter_async_context(queue_url(config))
             runtime = Runtime(config, redis_url=redis_url, router_id=new_router_id())
             await stack.enter_async_context(runtime)
+            await runtime.first_look(_FIRST_LOOK_S)
             announce(config, listener)
-            await serve_runtime(runtime, config, listener)
+            await serve_runtime(runtime, config, listener, signals)
         return 0
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -116,8 +120,10 @@ def run_worker(start: WorkerStart) -> None:
             slots=start.config.server.workers,
             metrics_dir=start.metrics_dir,
         )
-        async with runtime:
-            await serve_runtime(runtime, start.config, start.listener, is_worker=True)
+        with StopSignals(is_worker=True) as signals:
+            async with runtime:
+                await runtime.first_look(_FIRST_LOOK_S)
+                await serve_runtime(runtime, start.config, start.listener, signals)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -236,9 +242,7 @@ class StopSignals:
         self.stop.set()
 
 
-async def serve_runtime(
-    runtime: Runtime, config: RouterConfig, listener: socket.socket, *, is_worker: bool = False
-) -> None:
+async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket.socket, signals: StopSignals) -> None:
     """Serve on `listener` until a signal, then stop gracefully."""
     allow_open_files(config)
     server = _Server(
@@ -259,17 +263,16 @@ async def serve_runtime(
             timeout_graceful_shutdown=_LAST_WORDS_S,
         )
     )
-    with StopSignals(is_worker=is_worker) as signals:
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        stopping = asyncio.create_task(signals.stop.wait())
-        try:
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done():
-                await _drain(runtime, signals.hurry, config.server.shutdown_grace_s)
-                server.should_exit = True
-            await serving
-        finally:
-            stopping.cancel()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(signals.stop.wait())
+    try:
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            await _drain(runtime, signals.hurry, config.server.shutdown_grace_s)
+            server.should_exit = True
+        await serving
+    finally:
+        stopping.cancel()
 
 
 async def _drain(runtime: Runtime, hurry: asyncio.Event, grace_s: float) -> None:

@@ -13,7 +13,7 @@ from router.config.section import Section, finished_json_schema
 #: Names of ours become metric labels, header values and parts of Redis keys.
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._:@/+-]*$"
 #: Model names are whatever the engine calls them (`/models/llama`, `org/name`); braces would break Redis hash tags.
-_MODEL_NAME = r"^[!-z|~]+$"
+_MODEL_NAME = r"^[^\s{}\x00-\x1f\x7f]+$"
 #: What can stand in an `Authorization` header.
 _HEADER_SAFE = r"^[!-~]+$"
 

@@ -219,5 +219,5 @@ def _form_fix(path: KeyPath) -> str:
     if last in {"key", "api_key"}:
         return "A key has printable ASCII characters only, without spaces."
     if "model" in last or pattern(path).startswith(("models[].name", "models[].aliases", "relays[].models")):
-        return "A model's name has printable ASCII characters only, without spaces and braces."
+        return "A model's name has printable characters only, without spaces and braces."
     return "Begin with a letter or digit, then letters, digits and . _ : @ / + - only."

@@ -252,7 +252,7 @@ class Admission:
         names = self._available(pool, now_s, excluded=offer.excluded, only=offer.only)
         for name in two_choices_first(names, offer.sample, self._load_ratio):
             ledger = self._engines[name].ledger
-            if pool is not offer.request_class and not self._may_borrow(ledger):
+            if pool is not offer.request_class and offer.only is None and not self._may_borrow(ledger):
                 continue
             if ledger.offer(offer.request_id, offer.request_class, offer.demand) is None:
                 self._places[offer.request_id] = _Place(name, pool)

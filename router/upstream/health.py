@@ -63,7 +63,7 @@ class ProbeTimes:
     register_interval_s: float = 30.0
     metrics_stale_s: float = 15.0
     work_s: float = 120.0
-    work_pause_max_s: float = 10.0
+    work_pause_max_s: float = 2.0
 
 
 class EngineMonitor:

@@ -117,7 +117,7 @@ def test_a_duplicate_key_names_both_lines(edit):
         (
             "    aliases: [small]",
             "    aliases: ['a b']",
-            "A model's name has printable ASCII characters only, without spaces and braces.",
+            "A model's name has printable characters only, without spaces and braces.",
         ),
         ("{port: 8080}", "{port: 70000}", "It must be at most 65535."),
         (

@@ -1,13 +1,12 @@
 """A whole router before simulated engines, in one event loop: what the tests of this folder talk to over HTTP.
 
 The router is the real one: `pools.yaml` on disk, `Runtime`, `serve_runtime` on a port that the kernel chose, an
-embedded Valkey. Only signals are not sent: the loop keeps the handlers that the server asks for, and calls them itself.
+embedded Valkey. Only signals are not sent: what they would set is set by hand.
 """
 
 import asyncio
 import contextlib
 import json
-import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 import httpx
 
 from router.app import Runtime
-from router.cli.serve import listen, new_router_id, queue_url, serve_runtime
+from router.cli.serve import StopSignals, listen, new_router_id, queue_url, serve_runtime
 from router.config.load import load
 from router.sim.log import LogEntry
 from router.sim.options import SimServerOptions
@@ -25,7 +24,7 @@ from router.sim.server import RunningSim, running
 from tests.http.scrape import Metrics
 from tests.http.scripted import ScriptedEngine
 from tests.http.setting import chat_body, chat_sim, long_sim, relay_config, write_config
-from tests.http.stage import GUARD_S, Loop
+from tests.http.stage import GUARD_S
 from tests.upstream.fakes import RawServer
 
 
@@ -131,25 +130,22 @@ async def router(
     config: Path, *, serving: set[str], environ: Mapping[str, str] | None = None, key: str | None = None
 ) -> AsyncIterator[Stack]:
     """A router on `config`, once the engines of `serving` serve. Its client presents `key`."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, Loop)
     loaded = load(config, environ=dict(environ or {}), overrides=None)
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(loaded))
         port = listener.getsockname()[1]
         url = await stack.enter_async_context(queue_url(loaded))
         runtime = await stack.enter_async_context(Runtime(loaded, redis_url=url, router_id=new_router_id()))
-        task = asyncio.create_task(serve_runtime(runtime, loaded, listener))
-        await until(lambda: signal.SIGTERM in loop.signal_handlers)
-        handlers, loop.signal_handlers = loop.signal_handlers, {}
+        # Not entered: the events are set by hand, and several routers can live in one process.
+        signals = StopSignals(is_worker=False)
+        task = asyncio.create_task(serve_runtime(runtime, loaded, listener, signals))
         client = await stack.enter_async_context(new_client(f"http://127.0.0.1:{port}", key=key))
         try:
             await serving_engines(runtime, serving)
             yield Stack(f"http://127.0.0.1:{port}", port, runtime, client, task)
         finally:
-            if not task.done():
-                handlers[signal.SIGTERM]()
-                handlers[signal.SIGTERM]()
+            signals.stop.set()
+            signals.hurry.set()
             await task
 
 

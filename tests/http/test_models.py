@@ -5,7 +5,7 @@ import asyncio
 from router.sim.engine import EngineShape
 from router.sim.faults import FaultKind, FaultRule, Faults
 from tests.http.scripted import ScriptedEngine, says
-from tests.http.setting import LONG_TOKENS, long_sim, model_config
+from tests.http.setting import LONG_TOKENS, chat_body, long_sim, model_config
 from tests.http.stack import Stack, fresh, stack_of, until
 from tests.upstream.fakes import Connection
 
@@ -42,6 +42,16 @@ async def test_a_model_whose_name_has_slashes_is_found() -> None:
         escaped = await stack.get("/v1/models/a%2Fb%2Fc")
 
         assert (plain.json()["id"], escaped.json()["id"]) == ("org/llama", "a/b/c")
+
+
+async def test_an_alias_in_chinese_is_served_and_listed_like_any_other() -> None:
+    models = [model_config(aliases=["通义千问"])]
+    async with fresh(chats=False, models=models) as stack:
+        answer = await stack.post("/v1/chat/completions", chat_body(model="通义千问", max_tokens=2))
+        listed = await stack.get("/v1/models/通义千问")
+
+        assert (answer.status_code, answer.headers["x-router-pool"]) == (200, "chat")
+        assert listed.json()["id"] == "通义千问"
 
 
 async def test_an_engine_that_serves_less_context_than_configured_shortens_the_list() -> None:
