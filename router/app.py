@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Coroutine
+import secrets
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,13 +65,17 @@ class Runtime:
         self._config = config
         self._clock = clock or SystemClock()
         self._router_id = router_id
+        # Unique to this life of this process: a worker that was killed and started again must not be taken for the one
+        # before, whose tickets nobody can serve any more, and two workers' requests must not share an id.
+        self._process_id = f"{router_id}-{slot}-{secrets.token_hex(4)}"
         self._slot, self._slots = slot, slots
         self._queue: RedisQueue | None = None
         self._redis_url = redis_url
         self._metrics = Metrics(shared_dir=metrics_dir)
         self._cleanup = contextlib.AsyncExitStack()
         self._engine_news = asyncio.Event()
-        self._background: list[tuple[str, Coroutine[Any, Any, None]]] = []
+        # Not started before everything is made: a start that fails leaves nothing behind.
+        self._background: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self.state: RouterState
         self.app: ASGIApp
 
@@ -123,12 +129,13 @@ class Runtime:
             metrics=self._metrics,
             buffers=BufferBudget(config.server.buffered_max_bytes),
             router_id=self._router_id,
+            process_id=self._process_id,
         )
         self.app, ops = build(self.state)
-        self._background.append(("gauges", _every(_GAUGES_EVERY_S, ops.refresh_gauges)))
-        tasks = [asyncio.create_task(work, name=name) for name, work in self._background]
+        self._background.append(("gauges", partial(_every, _GAUGES_EVERY_S, ops.refresh_gauges)))
+        tasks = [asyncio.create_task(work(), name=name) for name, work in self._background]
         for task in tasks:
-            task.add_done_callback(_report)
+            task.add_done_callback(self._report)
         self._cleanup.push_async_callback(_end, tasks)
 
     async def _prove_queue(self, queue: RedisQueue) -> None:
@@ -140,13 +147,15 @@ class Runtime:
             await queue.start()
         except QueueDown as error:
             log.error("the batch queue is away: %s; batch requests are refused until it is back", error)
-            self._background.append(("proof of the queue", _prove_later(queue)))
+            self._background.append(("proof of the queue", partial(_prove_later, queue)))
 
     async def _model_service(self, model: ModelConfig, relays: list[Relay]) -> ModelService:
         names = dict.fromkeys(name for pool in model.pools for name in pool.engines)
         engines = {name: self._engine(name) for name in names}
         gate = Gate(
-            Admission(self._rules(model), self._limits(model), dict.fromkeys(names, _least_capacity(model))),
+            Admission(
+                self._rules(model), self._limits(model), dict.fromkeys(names, self._share(_least_capacity(model)))
+            ),
             self._clock,
             rng=random.Random(),  # noqa: S311 because choosing an engine is no secret
         )
@@ -172,9 +181,8 @@ class Runtime:
             return None
         assert self._queue is not None, "a model with a batch pool has a queue"
         bounds = LineBounds(model.batch.queue_max_requests, model.batch.queue_max_tokens, model.batch.queue_wait_max_s)
-        owner = f"{self._router_id}-{self._slot}"
-        line = BatchLine(model.name, bounds, self._queue, gate, self._clock, owner=owner)
-        self._background.append((f"queue of {model.name}", line.run()))
+        line = BatchLine(model.name, bounds, self._queue, gate, self._clock, owner=self._process_id)
+        self._background.append((f"queue of {model.name}", line.run))
         return line
 
     def _watch(self, model: ModelConfig, engine: Engine, gate: Gate) -> None:
@@ -191,7 +199,7 @@ class Runtime:
             log.info("engine %s of %s: %s (%s)", changed.name, model.name, status.state.value, status.reason)
 
         monitor = EngineMonitor(engine, self._clock, served_model_name=model.served_model_name, on_change=on_change)
-        self._background.append((f"engine {engine.name}", monitor.run()))
+        self._background.append((f"engine {engine.name}", monitor.run))
 
     def _rules(self, model: ModelConfig) -> AdmissionRules:
         def rules(pool: PoolConfig | None) -> PoolRules | None:
@@ -222,6 +230,13 @@ class Runtime:
     def _class_limits(self, pool: PoolConfig) -> ClassLimits:
         lanes = None if pool.prefill_lanes is None else self._share(pool.prefill_lanes)
         return ClassLimits(self._share(pool.max_num_seqs), pool.kv_share_ratio, lanes)
+
+    def _report(self, task: asyncio.Task[None]) -> None:
+        """A background task ends by being cancelled, or with nothing left to prove; anything else is a bug. The process
+        still answers what it can, and says that it must be replaced."""
+        if not task.cancelled() and task.exception() is not None:
+            self.state.is_broken = True
+            log.critical("background task %r ended: it is a bug", task.get_name(), exc_info=task.exception())
 
     def _share(self, whole: int) -> int:
         return share_of(whole, slot=self._slot, slots=self._slots)
@@ -254,9 +269,3 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """A background task ends only by being cancelled; anything else is a bug that must not go unseen."""
-    if not task.cancelled() and task.exception() is not None:
-        log.critical("background task %r ended: it is a bug", task.get_name(), exc_info=task.exception())

@@ -111,7 +111,6 @@ def run_worker(start: WorkerStart) -> None:
     log_lines.set_up(start.config.server.log_level)
 
     async def main() -> None:
-        exit_with_parent(start.alive)
         runtime = Runtime(
             start.config,
             redis_url=start.redis_url,
@@ -121,8 +120,10 @@ def run_worker(start: WorkerStart) -> None:
             metrics_dir=start.metrics_dir,
         )
         with StopSignals(is_worker=True) as signals:
+            exit_with_parent(start)
             async with runtime:
                 await runtime.first_look(_FIRST_LOOK_S)
+                start.ready.send_bytes(b"1")
                 await serve_runtime(runtime, start.config, start.listener, signals)
 
     try:

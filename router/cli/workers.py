@@ -37,7 +37,8 @@ _HEALTHY_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """All that a worker process is given. `alive`: reads end of file once the parent is gone."""
+    """All that a worker process is given. `alive`: reads end of file once the parent is gone. `ready`: takes one byte
+    when the worker serves."""
 
     config: RouterConfig
     redis_url: str
@@ -45,6 +46,7 @@ class WorkerStart:
     metrics_dir: Path
     listener: socket.socket
     alive: Connection
+    ready: Connection
     slot: int
 
 
@@ -72,6 +74,7 @@ class _Parent:
         self._launch = launch
         self._stop = asyncio.Event()
         self._is_unfit = False
+        self._is_announced = False
         self._running: dict[int, SpawnProcess] = {}
         self._context = multiprocessing.get_context("spawn")
 
@@ -85,20 +88,31 @@ class _Parent:
             alive, held_open = self._context.Pipe(duplex=False)
             stack.callback(held_open.close)
             stack.callback(alive.close)
+            ready_here, ready_there = self._context.Pipe(duplex=False)
+            stack.callback(ready_here.close)
+            stack.callback(ready_there.close)
             loop = asyncio.get_running_loop()
+            loop.add_reader(ready_here.fileno(), self._on_ready, ready_here, listener)
+            stack.callback(loop.remove_reader, ready_here.fileno())
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal)
                 stack.callback(loop.remove_signal_handler, number)
 
             starts = [
-                WorkerStart(config, redis_url, launch.router_id, metrics_dir, listener, alive, slot)
+                WorkerStart(config, redis_url, launch.router_id, metrics_dir, listener, alive, ready_there, slot)
                 for slot in range(config.server.workers)
             ]
             keepers = [asyncio.create_task(self._keep(start)) for start in starts]
-            launch.announce(config, listener)
             await self._stop.wait()
             await asyncio.gather(*keepers)
         return EXIT_UNUSABLE if self._is_unfit else 0
+
+    def _on_ready(self, ready: Connection, listener: socket.socket) -> None:
+        """A worker serves; the first one that does makes the router one that serves."""
+        ready.recv_bytes()
+        if not self._is_announced:
+            self._is_announced = True
+            self._launch.announce(self._config, listener)
 
     def _on_signal(self) -> None:
         """The first one lets the workers drain, a second one ends their grace."""
@@ -149,12 +163,16 @@ async def _ended(process: SpawnProcess) -> None:
     process.join()
 
 
-def exit_with_parent(alive: Connection) -> None:
-    """In a worker: stop as on SIGTERM once the parent is gone. Call with the event loop running."""
+def exit_with_parent(start: WorkerStart) -> None:
+    """In a worker: stop at once when the parent is gone, since this process holds the port that the next one needs.
+    Call with the event loop running."""
     loop = asyncio.get_running_loop()
+    alive = start.alive.fileno()
 
     def gone() -> None:
-        loop.remove_reader(alive.fileno())
+        loop.remove_reader(alive)
+        shutil.rmtree(start.metrics_dir, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), HURRY_SIGNAL)
 
-    loop.add_reader(alive.fileno(), gone)
+    loop.add_reader(alive, gone)

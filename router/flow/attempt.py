@@ -36,8 +36,8 @@ from router.request import RequestRecord
 from router.upstream.api import ConnectFailed
 from router.upstream.engine import Engine
 
-#: An engine that said 503 is left alone for this long: shorter than the default hold of chat (0.25 s), so that a request
-#: that has nowhere else to go is sent to it once more before it is refused.
+#: An engine that said 503 is left alone for this long: shorter than the default hold of chat (0.25 s), so that one that
+#: has nowhere else to go is sent to it once more before it is refused.
 _BUSY_PAUSE_S = 0.2
 #: The same for batch, after anything that cannot have started: it waits in line meanwhile.
 _BATCH_PAUSE_S = 1.0

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from router.clock import Clock
 from router.flow.gate import Gate, NoPlace, PlaceRequest
@@ -28,6 +29,8 @@ _LEASE_S = 15.0
 _BEAT_EVERY_S = 2.0
 #: Tickets to take out early that are remembered at a time.
 _LEAVING_MAX = 10_000
+#: Waiting tickets that are looked after in a beat; a thousand of them within half a minute.
+_LOOKED_AFTER = 64
 #: Pause between tries while the store is away.
 _DOWN_PAUSE_S = 0.5
 
@@ -88,6 +91,7 @@ class BatchLine:
         self._waiters: dict[str, _Waiter] = {}
         self._leaving: set[str] = set()
         self._wake = asyncio.Event()
+        self._claiming = asyncio.Lock()
         self._is_down = False
         self._is_closed = False
         self._beaten_at_s = float("-inf")
@@ -218,12 +222,13 @@ class BatchLine:
             if room <= self._head.refused_tokens and now_s < self._head.until_s:
                 return
             self._head = _Head(room, now_s + _POLL_S)
-            ticket = await self._store.claim(self._model, self._owner, max_tokens=room)
-            if ticket is None:
-                return
-            if not self._hand_over(ticket):
-                await self._store.put_back(self._model, ticket)
-                return
+            async with self._claiming:
+                ticket = await self._store.claim(self._model, self._owner, max_tokens=room)
+                if ticket is None:
+                    return
+                if not self._hand_over(ticket):
+                    await self._store.put_back(self._model, ticket)
+                    return
             self._head = _Head()
 
     def _hand_over(self, ticket: Ticket) -> bool:
@@ -255,17 +260,35 @@ class BatchLine:
                 if self._is_down or now_s - self._beaten_at_s > _LEASE_S:
                     await self._restore()
                 self._beaten_at_s = now_s
+                await self._look_after_some()
                 await self._store.reap(self._model)
                 self.stats = await self._store.stats(self._model)
             except QueueDown as error:
                 self._note_down(error)
             await asyncio.sleep(_BEAT_EVERY_S if not self._is_down else _DOWN_PAUSE_S)
 
+    async def _look_after_some(self) -> None:
+        """A store can lose tickets without a word (emptied, or failed over to a copy that lacks the last writes): each
+        beat some of those who wait here are put where they stand, which does nothing where they still do."""
+        for ticket_id in tuple(islice(self._waiters, _LOOKED_AFTER)):
+            waiter = self._waiters.get(ticket_id)
+            if waiter is not None:
+                # To the end of the dict, so that the next beat looks after others.
+                del self._waiters[ticket_id]
+                self._waiters[ticket_id] = waiter
+                await self._put_where_it_stood(ticket_id)
+
+    async def _put_where_it_stood(self, ticket_id: str) -> None:
+        """Not while a claim is under way: the ticket may be out of the store because its turn has come."""
+        async with self._claiming:
+            waiter = self._waiters.get(ticket_id)
+            if waiter is not None and waiter.ticket.seq:
+                await self._store.put_back(self._model, waiter.ticket)
+
     async def _restore(self) -> None:
         """After a silence, ours or the store's: every waiting ticket stands where it stood."""
-        for waiter in tuple(self._waiters.values()):
-            if waiter.ticket.seq and waiter.ticket.id in self._waiters:
-                await self._store.put_back(self._model, waiter.ticket)
+        for ticket_id in tuple(self._waiters):
+            await self._put_where_it_stood(ticket_id)
         if self._is_down:
             log.warning("queue of %s is back; %d waiting requests kept their places", self._model, len(self._waiters))
             self._is_down = False

@@ -123,7 +123,7 @@ class Inference:
                 service = state.models.find(request.model)
                 record.model = service.config.name
                 job = Job(
-                    place_id=f"{state.router_id}-{next(self._ids)}",
+                    place_id=f"{state.process_id}-{next(self._ids)}",
                     request=request,
                     headers=client_headers(scope["headers"], may_set=may_set),
                     only=await _home(service, request),

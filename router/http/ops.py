@@ -29,8 +29,9 @@ class Ops:
         """200 while new work is taken: not stopping, and an engine serves."""
         state = self._state
         models = {service.config.name: self._readiness(service) for service in state.models}
-        ready = not state.draining and any(model["serving"] for model in models.values())
-        status = "draining" if state.draining else "ready" if ready else "no engine serves"
+        serves = any(model["serving"] for model in models.values())
+        ready = serves and not state.draining and not state.is_broken
+        status = "draining" if state.draining else "ready" if ready else "broken" if serves else "no engine serves"
         body = {"status": status, "models": models}
         return JSONResponse(body, 200 if ready else 503, headers={} if ready else {"retry-after": "5"})
 

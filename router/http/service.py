@@ -96,7 +96,8 @@ class Models:
 
 @dataclass(slots=True)
 class RouterState:
-    """What all routes of one process share. `draining`: no new work is taken."""
+    """What all routes of one process share. `draining`: no new work is taken. `is_broken`: a part
+    of this process is gone for good."""
 
     config: RouterConfig
     clock: Clock
@@ -105,7 +106,9 @@ class RouterState:
     metrics: Metrics
     buffers: BufferBudget
     router_id: str
+    process_id: str
     draining: bool = False
+    is_broken: bool = False
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 

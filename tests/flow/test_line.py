@@ -510,6 +510,23 @@ def test_a_store_that_forgot_everything_is_told_again_in_the_old_order() -> None
     with_house(test)
 
 
+def test_a_store_that_forgets_without_ever_being_away_is_told_again_within_a_beat() -> None:
+    async def test(home: House) -> None:
+        first = await home.wait("first")
+        waiting = [await home.later(name) for name in ("a", "b", "c")]
+
+        for name in ("a", "b", "c"):
+            await home.store.leave(MODEL, name, "me")
+        await asyncio.sleep(3)
+        stats = await home.store.stats(MODEL)
+        first.lease.release()
+
+        assert stats.requests == 3
+        assert await home.served(*waiting) == ["a", "b", "c"]
+
+    with_house(test)
+
+
 def test_a_turn_whose_reply_was_lost_is_not_lost() -> None:
     async def test(home: House) -> None:
         first = await home.wait("a")

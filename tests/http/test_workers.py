@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -114,6 +116,37 @@ async def test_both_workers_serve_their_metrics_add_up_and_a_killed_one_is_start
         assert after.value("router_requests_total", outcome="completed") >= 61
         assert after.value("router_arrivals_total") == after.value("router_requests_total")
         assert code == 0
+
+
+async def test_batch_requests_of_both_workers_get_their_turn(tmp_path: Path) -> None:
+    async def long(client_of: str) -> int:
+        async with new_client(client_of) as client:
+            body = {"model": MODEL, "prompt": [1] * 3_000, "max_tokens": 2}
+            return (await client.post("/v1/completions", json=body)).status_code
+
+    async with two_workers(tmp_path) as router:
+        statuses = await asyncio.gather(*(long(router.url) for _ in range(24)))
+        page = await settled_page(router)
+
+        assert statuses == [200] * 24
+        assert page.value("router_requests_total", **{"outcome": "completed", "class": "batch"}) == 24
+
+
+async def test_the_address_is_announced_only_once_a_worker_serves(tmp_path: Path) -> None:
+    async with running(chat_sim()) as c, running(long_sim()) as long:
+        tokenizer = {"kind": "huggingface", "path": "tokenizer.json"}
+        (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
+        models = [model_config(batch={"prefill_lanes": 2}, tokenizer=tokenizer)]
+        config = write_config(tmp_path, {"c": c.url, "l": long.url}, models=models)
+        command = (sys.executable, "-m", "router", "serve", "-c", str(config), "--port", "0", "--workers", "2")
+
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+        output, log = await process.communicate()
+
+        assert process.returncode == 2
+        assert output == b""
+        assert b"tokenizer.json" in log
+        assert b"never awaited" not in log
 
 
 async def test_with_the_parent_killed_the_workers_and_the_store_are_gone(tmp_path: Path) -> None:
