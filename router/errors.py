@@ -87,3 +87,8 @@ class ApiError(Exception):
 def bad_request(message: str, *, param: str | None = None, code: str = "invalid_request") -> ApiError:
     """400: the client's own mistake; never retried, never blamed on an engine."""
     return ApiError(400, code, message, param)
+
+
+def nested_too_deeply() -> ApiError:
+    """400 for JSON that Python's recursion limit does not let be read or written."""
+    return bad_request("The JSON is nested too deeply; 1,000 levels are more than enough.", code="invalid_json")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from router.errors import ErrorShape
-from router.policy.demand import Demand, RequestClass
+from router.policy.demand import RequestClass
 from router.policy.outcome import Outcome
 
 
@@ -106,7 +106,6 @@ class ParsedRequest:
     request_id: str
     endpoint: Endpoint
     path: str
-    content_type: str
     body: bytes
     model: str
     prompt: Prompt
@@ -114,7 +113,6 @@ class ParsedRequest:
     max_tokens: int | None = None
     n: int = 1
     asked_include_usage: bool = False
-    stream_options: Mapping[str, Any] | None = None
     hint: RequestClass | None = None
     hint_source: str | None = None
     previous_response_id: str | None = None
@@ -159,7 +157,6 @@ class RequestRecord:
     engine: str | None = None
     relay: str | None = None
     count: Count | None = None
-    demand: Demand | None = None
     stream: bool = False
     status: int | None = None
     outcome: Outcome | None = None
@@ -167,10 +164,19 @@ class RequestRecord:
     attempts: int = 0
     hold_wait_s: float = 0.0
     queue_wait_s: float = 0.0
+    #: When the attempt under way was sent; None while the request waits for a place, also after a failed attempt.
     sent_at_s: float | None = None
+    #: Seconds from arrival to the first sending, waits for a place left out: what the router itself took.
+    overhead_s: float | None = None
     first_token_at_s: float | None = None
     ended_at_s: float | None = None
     prompt_tokens_used: int | None = None
     completion_tokens_used: int | None = None
     bytes_in: int = 0
     bytes_out: int = 0
+
+    def note_sent(self, now_s: float) -> None:
+        """The request goes out, to an engine or relay; once for each attempt."""
+        self.sent_at_s = now_s
+        if self.overhead_s is None:
+            self.overhead_s = max(0.0, now_s - self.arrived_at_s - self.hold_wait_s - self.queue_wait_s)

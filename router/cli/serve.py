@@ -29,6 +29,7 @@ from router.config.environment import set_shared_metrics_dir
 from router.config.load import Overrides, load
 from router.config.model import RouterConfig
 from router.config.problems import ConfigErrors
+from router.http.inbound import InboundProtocol
 from router.observe import log as log_lines
 from router.observe.metrics import share_between_processes
 from router.queue.embedded import DataDirInUse, EmbeddedValkey, ValkeyFailed
@@ -249,7 +250,7 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
     server = _Server(
         uvicorn.Config(
             runtime.app,
-            http="httptools",
+            http=InboundProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -257,8 +258,8 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
-            # The router refuses calls at `connections_max` itself, in the standard shape; past this many connections
-            # uvicorn refuses everything, so probes need some above it.
+            # Calls are refused at `connections_max`; past this many connections everything is, so probes need some
+            # above it.
             limit_concurrency=config.server.connections_max + _PROBE_CONNECTIONS,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_LAST_WORDS_S,

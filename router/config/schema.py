@@ -40,7 +40,12 @@ class Server(Section):
     body_max_bytes: Annotated[int, Field(ge=1024, le=2**31, description="Largest request body.")] = 64 * 1024 * 1024
     # Eight bodies of the largest size.
     buffered_max_bytes: Annotated[
-        int, Field(ge=1024, le=2**40, description="All bodies held in memory at one time.")
+        int,
+        Field(
+            ge=1024,
+            le=2**40,
+            description="Raw bytes of all bodies held at one time; JSON takes about three times that while worked on.",
+        ),
     ] = 512 * 1024 * 1024
     # Every waiting batch caller keeps a socket: the default queue four times over.
     connections_max: Annotated[int, Field(ge=1, le=1_000_000, description="Client connections at one time.")] = 4096

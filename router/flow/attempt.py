@@ -94,6 +94,7 @@ class ModelFlow:
                 return await self._try_engine(job, lease, record)
             except AttemptFailed as failed:
                 last = failed
+                record.sent_at_s = None
                 if job.request_class is RequestClass.BATCH and failed.failure.passes:
                     # It costs batch time, which it has, not attempts; the queue's longest wait bounds it.
                     self.gate.pause(lease.engine, _BATCH_PAUSE_S)
@@ -119,7 +120,7 @@ class ModelFlow:
                 continue
             record.engine = name
             record.attempts += 1
-            record.sent_at_s = self._clock.now_s()
+            record.note_sent(self._clock.now_s())
             try:
                 return await self._ask(job, engine, self.config.pools[0].timeouts, None, record)
             except AttemptFailed as failed:
@@ -236,7 +237,7 @@ class ModelFlow:
         engine = self.engines[lease.engine]
         pool = self.config.pool(lease.pool)
         assert pool is not None, "a lease is of a pool that exists"
-        record.sent_at_s = self._clock.now_s()
+        record.note_sent(self._clock.now_s())
         result = "answered"
         metrics = engine.status.metrics
         if not job.request.stream and metrics is not None and metrics.prefill_s_per_token is not None:
@@ -291,9 +292,9 @@ def _tell(engine: Engine, failed: AttemptFailed) -> None:
             engine.note_request_lost()
         case Failure.FIRST_BYTE_LATE:
             engine.note_request_timeout()
-        case Failure.BUSY:
-            engine.note_backpressure()
         case Failure.SHUTTING_DOWN | Failure.ABORTED_EMPTY:
             engine.note_shutdown_seen()
+        case Failure.BUSY:
+            pass  # full, and therefore alive
         case Failure.REFUSED_OUR_KEY:
             pass  # a mistake in the configuration, not the engine's health

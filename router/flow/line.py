@@ -10,7 +10,6 @@ refused, and when it is back every waiting ticket is put where it stood.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -97,18 +96,12 @@ class BatchLine:
         self._beaten_at_s = float("-inf")
         self._head = _Head()
         self.stats = QueueStats(0, 0, 0.0)
-        self.on_state: Callable[[bool], None] = lambda _up: None
         gate.on_room = self._wake.set
 
     @property
     def is_up(self) -> bool:
         """Whether the store answered last time."""
         return not self._is_down
-
-    @property
-    def waiting(self) -> int:
-        """Requests of this process in the line."""
-        return len(self._waiters)
 
     async def wait(
         self, request: PlaceRequest, *, priority: int = 0, place: Ticket | None = None, age_s: float = 0.0
@@ -292,7 +285,6 @@ class BatchLine:
         if self._is_down:
             log.warning("queue of %s is back; %d waiting requests kept their places", self._model, len(self._waiters))
             self._is_down = False
-            self.on_state(True)
         self._head = _Head()
         self._wake.set()
 
@@ -300,7 +292,6 @@ class BatchLine:
         if not self._is_down:
             log.error("queue of %s is away: %s; new batch requests are refused, chat goes on", self._model, error)
             self._is_down = True
-            self.on_state(False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from router.errors import nested_too_deeply
 from router.request import ParsedRequest
 from router.upstream.api import UpstreamRequest
 
@@ -80,6 +81,7 @@ def render_body(request: ParsedRequest, edits: Mapping[str, Any]) -> bytes:
     """The body to send on: the client's own bytes, or with `edits` (None removes a field) laid over its top level.
 
     Untouched values keep their bytes. Of a multipart form only the model's name can change.
+    Raises: `ApiError` 400 for JSON too deep to be read here, some calls deeper than where it was read first.
     """
     if request.model_span is not None:
         start, end = request.model_span
@@ -87,10 +89,13 @@ def render_body(request: ParsedRequest, edits: Mapping[str, Any]) -> bytes:
         return request.body if name == request.body[start:end] else request.body[:start] + name + request.body[end:]
     if not edits:
         return request.body
-    fields: dict[str, Any] = dict(_RAW_DECODER.decode(request.body))
-    for name, value in edits.items():
-        if value is None:
-            fields.pop(name, None)
-        else:
-            fields[name] = value
-    return msgspec.json.encode(fields)
+    try:
+        fields: dict[str, Any] = dict(_RAW_DECODER.decode(request.body))
+        for name, value in edits.items():
+            if value is None:
+                fields.pop(name, None)
+            else:
+                fields[name] = value
+        return msgspec.json.encode(fields)
+    except RecursionError:
+        raise nested_too_deeply() from None

@@ -5,6 +5,7 @@ an abort before any token, or nothing at all, and the request may still go elsew
 `preface`.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,16 +18,18 @@ from router.flow.lease import Lease
 from router.policy.outcome import Outcome
 from router.policy.retry import Failure
 from router.request import ParsedRequest, RequestRecord
-from router.upstream.api import Upstream, UpstreamError, UpstreamRequest
+from router.upstream.api import Upstream, UpstreamError, UpstreamRequest, UpstreamResponse
 from router.upstream.sse import body_kind
 
-#: Error bodies are read up to here; an engine's longest are a few kB.
+#: Error bodies are read up to here, and for so long; an engine's longest are a few kB and come at once.
 _ERROR_MAX_BYTES = 256 * 1024
+_ERROR_S = 10.0
 #: An answer that is not streamed is read whole up to here, so that an empty abort can still be tried again.
 _WHOLE_MAX_BYTES = 1024 * 1024
-#: Control calls: an answer that a person waits for, and the largest one worth keeping.
+#: Control calls: an answer that a person waits for, all of it, and the largest one worth keeping.
 _CONTROL_S = 5.0
-_FETCH_MAX_BYTES = 64 * 1024 * 1024
+_FETCH_S = 30.0
+_FETCH_MAX_BYTES = 16 * 1024 * 1024
 
 
 async def ask(
@@ -88,7 +91,7 @@ def _is_event_stream(headers: Mapping[str, str]) -> bool:
 
 
 async def _read_error(answer: Answer, name: str) -> Answer:
-    body = await _read_up_to(answer, _ERROR_MAX_BYTES)
+    body = await _read_up_to(answer, _ERROR_MAX_BYTES, _ERROR_S)
     meaning = from_answer(
         answer.status,
         body,
@@ -144,11 +147,19 @@ async def _read_plain(answer: Answer, name: str) -> Answer:
     return answer
 
 
-async def _read_up_to(answer: Answer, limit_bytes: int) -> bytes:
+async def _read_up_to(answer: Answer, limit_bytes: int, limit_s: float) -> bytes:
+    """What came of the body within both limits: the status is known, and a slow body may not hold the place."""
     assert answer.chunks is not None
     parts: list[bytes] = []
     size = 0
-    while size < limit_bytes and (chunk := await answer.chunks.next()) is not None:
+    deadline_s = answer.clock.now_s() + limit_s
+    while size < limit_bytes:
+        try:
+            chunk = await answer.chunks.next(within_s=max(0.0, deadline_s - answer.clock.now_s()))
+        except TimeoutError:
+            break
+        if chunk is None:
+            break
         parts.append(chunk)
         size += len(chunk)
     return b"".join(parts)
@@ -175,24 +186,40 @@ class Fetched:
     body: bytes
 
 
+async def status_of(upstream: Upstream, method: str, path: str) -> int | None:
+    """The status alone of a control call, its body left unread; None if it fails or takes too long for a person."""
+    response = await _open_control(upstream, method, path)
+    if response is None:
+        return None
+    await response.aclose()
+    return response.status
+
+
 async def fetch(upstream: Upstream, method: str, path: str) -> Fetched | None:
-    """One small control call; None if it fails or takes longer than a person would wait."""
-    try:
-        response = await upstream.open(
-            UpstreamRequest(method, path), connect_s=_CONTROL_S, first_byte_s=_CONTROL_S, idle_s=_CONTROL_S
-        )
-    except UpstreamError:
+    """One control call; None if it fails, takes longer than a person would wait, or says more than 16 MiB."""
+    response = await _open_control(upstream, method, path)
+    if response is None:
         return None
     parts: list[bytes] = []
     size = 0
     try:
-        async for chunk in response.chunks():
-            parts.append(chunk)
-            size += len(chunk)
-            if size > _FETCH_MAX_BYTES:
-                return None
-    except UpstreamError:
+        async with asyncio.timeout(_FETCH_S):
+            async for chunk in response.chunks():
+                parts.append(chunk)
+                size += len(chunk)
+                if size > _FETCH_MAX_BYTES:
+                    return None
+    except (UpstreamError, TimeoutError):
         return None
     finally:
         await response.aclose()
     return Fetched(response.status, response.headers.get("content-type", "application/json"), b"".join(parts))
+
+
+async def _open_control(upstream: Upstream, method: str, path: str) -> UpstreamResponse | None:
+    try:
+        return await upstream.open(
+            UpstreamRequest(method, path), connect_s=_CONTROL_S, first_byte_s=_CONTROL_S, idle_s=_CONTROL_S
+        )
+    except UpstreamError:
+        return None

@@ -86,7 +86,7 @@ class Relays:
         budget.begin()
         record.attempts = budget.attempts
         record.engine, record.relay, record.pool = None, relay.name, "relay"
-        record.sent_at_s = self._clock.now_s()
+        record.note_sent(self._clock.now_s())
         result = "left"
         try:
             answer = await self._ask(relay, job, record)

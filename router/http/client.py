@@ -16,9 +16,14 @@ from router.request import Endpoint, RequestRecord
 
 #: A client that sends no byte of its body for so long is given up.
 _UPLOAD_IDLE_S = 60.0
+#: And one whose whole body takes longer than this, and a second more for so many bytes that came. Precedent: Apache's
+#: `RequestReadTimeout body=20,MinRate=500`.
+_UPLOAD_S = 60.0
+_UPLOAD_MIN_BYTES_PER_S = 10_000
 #: A client that reads no byte for so long is given up; its engine is told by closing.
 _WRITE_STALL_S = 300.0
-
+#: How uvloop ends its error of a write to a connection that is already closed; it has no type of its own.
+_CLOSED_TRANSPORT = "; the handler is closed"
 
 #: Endpoints whose streams end with `data: [DONE]`.
 _ENDS_WITH_DONE = frozenset({Endpoint.CHAT.value, Endpoint.COMPLETIONS.value})
@@ -72,21 +77,20 @@ class Body:
         """The whole body.
 
         Raises: `ApiError` 413 past the limit (before reading, where the length is declared), 415 for a compressed body,
-        503 past the budget, 408 where it stops coming; `ClientLeft` if it ends early.
+        503 past the budget, 408 where it stops coming or never ends; `ClientLeft` if it ends early.
         """
         self._check_headers()
         parts: list[bytes] = []
+        loop = asyncio.get_running_loop()
+        begun_at_s = loop.time()
         while True:
+            allowed_s = _UPLOAD_S + self._taken_bytes / _UPLOAD_MIN_BYTES_PER_S
+            limit_at_s = min(loop.time() + _UPLOAD_IDLE_S, begun_at_s + allowed_s)
             try:
-                async with asyncio.timeout(_UPLOAD_IDLE_S):
+                async with asyncio.timeout_at(limit_at_s):
                     message = await self._receive()
             except TimeoutError:
-                raise ApiError(
-                    408,
-                    "upload_timeout",
-                    f"No byte of the body came for {_UPLOAD_IDLE_S:g} s; the request was given up.",
-                    headers={"connection": "close"},
-                ) from None
+                raise self._too_slow(loop.time() - begun_at_s) from None
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             part = message.get("body", b"")
@@ -108,6 +112,16 @@ class Body:
                     "unsupported_content_encoding",
                     f"The body is compressed ({value.decode('latin-1')[:40]!r}); send it uncompressed.",
                 )
+
+    def _too_slow(self, taken_s: float) -> ApiError:
+        return ApiError(
+            408,
+            "upload_timeout",
+            f"{self._taken_bytes:,} bytes of the body came in {taken_s:.0f} s; the request was given up. A body may "
+            f"pause for {_UPLOAD_IDLE_S:g} s and take {_UPLOAD_S:g} s, and a second more for each "
+            f"{_UPLOAD_MIN_BYTES_PER_S:,} bytes.",
+            headers={"connection": "close"},
+        )
 
     def _too_large(self, size: str) -> ApiError:
         return ApiError(
@@ -206,7 +220,12 @@ class Reply:
         try:
             async with asyncio.timeout(_WRITE_STALL_S):
                 await self._send(message)
-        except TimeoutError:
+        except OSError:
+            # `TimeoutError` is one. The others are ASGI's word for a client that is gone.
+            raise ClientLeft from None
+        except RuntimeError as error:
+            if not str(error).endswith(_CLOSED_TRANSPORT):
+                raise
             raise ClientLeft from None
 
 

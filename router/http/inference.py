@@ -140,7 +140,7 @@ class Inference:
                 await send_answer(answer, reply, record)
             return
         sized = await size_up(service, job.request, key, record)
-        record.demand, record.request_class = sized.demand, sized.request_class
+        record.request_class = sized.request_class
         record.reason = sized.reason if job.only is None else Reason.PINNED.value
         job = replace(job, request_class=sized.request_class, demand=sized.demand, edits=sized.edits)
         answer = await service.flow.send(job, record)

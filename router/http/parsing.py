@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from router.errors import ApiError, bad_request
+from router.errors import ApiError, bad_request, nested_too_deeply
 from router.http.bodies import (
     ChatBody,
     CompletionsBody,
@@ -97,7 +97,11 @@ def parse(incoming: Incoming) -> ParsedRequest:
             param="background",
             code="unsupported_parameter",
         )
-    prompt = body.prompt(len(incoming.body))
+    try:
+        prompt = body.prompt(len(incoming.body))
+    except RecursionError:
+        # Converting prints parts of the body, some calls deeper than where reading it just succeeded.
+        raise nested_too_deeply() from None
     n = _sequences(body, prompt)
     stream = bool(body.stream)
     hint, hint_source = _hint(incoming, body.service_tier)
@@ -109,7 +113,6 @@ def parse(incoming: Incoming) -> ParsedRequest:
         max_tokens=cap if incoming.endpoint.generates else 0,
         n=n,
         asked_include_usage=bool(stream and (body.stream_options or {}).get("include_usage")),
-        stream_options=body.stream_options,
         hint=hint,
         hint_source=hint_source,
         previous_response_id=body.previous_response_id if isinstance(body, ResponsesBody) else None,
@@ -178,7 +181,6 @@ def _request(incoming: Incoming, **values: Any) -> ParsedRequest:
         request_id=incoming.request_id,
         endpoint=incoming.endpoint,
         path=incoming.path,
-        content_type=incoming.content_type,
         body=incoming.body,
         **values,
     )
@@ -224,9 +226,7 @@ def _decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
     try:
         return decoder.decode(body)
     except RecursionError:
-        raise bad_request(
-            "The JSON is nested too deeply; 1,000 levels are more than enough.", code="invalid_json"
-        ) from None
+        raise nested_too_deeply() from None
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         name = where.strip("`").lstrip(".") or None

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from router.errors import ApiError
-from router.flow.reading import Fetched, fetch
+from router.flow.reading import Fetched, fetch, status_of
 from router.http.service import ModelService, RouterState
 
 #: What an engine's id looks like; anything else goes to no engine.
@@ -25,18 +25,24 @@ class Kept:
 
 
 async def locate(service: ModelService, response_id: str) -> str | None:
-    """The engine of `service` that keeps `response_id`; None where none does, or none can be asked."""
-    found = await _ask(service, response_id)
-    return found.engine if found is not None else None
+    """The engine of `service` that keeps `response_id`; None where none does, or none can be asked.
+
+    Only statuses are asked for: what is kept can be large, and all engines are asked.
+    """
+    if not _ID.fullmatch(response_id):
+        return None
+    path = f"/v1/responses/{response_id}"
+    names = [name for name, engine in service.flow.engines.items() if engine.status.can_serve]
+    statuses = await asyncio.gather(*(status_of(service.flow.engines[name].upstream, "GET", path) for name in names))
+    return next((name for name, status in zip(names, statuses, strict=True) if status == 200), None)
 
 
 async def read_kept(state: RouterState, response_id: str) -> Kept | None:
-    """The answer `response_id` from the engine that keeps it, None if no engine does."""
-    for service in state.models:
-        found = await _ask(service, response_id)
-        if found is not None:
-            return found
-    return None
+    """The answer `response_id` from the engine that keeps it, None if no engine does.
+
+    Raises: `ApiError` 502 where it cannot be had from there.
+    """
+    return await _ask_keeper(state, response_id, "GET", "")
 
 
 async def cancel_kept(state: RouterState, response_id: str) -> Kept | None:
@@ -44,25 +50,20 @@ async def cancel_kept(state: RouterState, response_id: str) -> Kept | None:
 
     Raises: `ApiError` 502 where it is lost meanwhile.
     """
+    return await _ask_keeper(state, response_id, "POST", "/cancel")
+
+
+async def _ask_keeper(state: RouterState, response_id: str, method: str, suffix: str) -> Kept | None:
     for service in state.models:
-        found = await _ask(service, response_id)
-        if found is None:
+        name = await locate(service, response_id)
+        if name is None:
             continue
-        upstream = service.flow.engines[found.engine].upstream
-        said = await fetch(upstream, "POST", f"/v1/responses/{response_id}/cancel")
+        said = await fetch(service.flow.engines[name].upstream, method, f"/v1/responses/{response_id}{suffix}")
         if said is None:
             raise ApiError(
-                502, "engine_lost", f"Engine {found.engine} keeps the response but did not answer. Try again."
+                502,
+                "engine_lost",
+                f"Engine {name} keeps the response but did not give it in time, or it has more than 16 MiB. Try again.",
             )
-        return Kept(found.engine, said)
+        return Kept(name, said)
     return None
-
-
-async def _ask(service: ModelService, response_id: str) -> Kept | None:
-    if not _ID.fullmatch(response_id):
-        return None
-    path = f"/v1/responses/{response_id}"
-    names = [name for name, engine in service.flow.engines.items() if engine.status.can_serve]
-    answers = await asyncio.gather(*(fetch(service.flow.engines[name].upstream, "GET", path) for name in names))
-    found = zip(names, answers, strict=True)
-    return next((Kept(name, said) for name, said in found if said is not None and said.status == 200), None)

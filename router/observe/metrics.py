@@ -80,7 +80,9 @@ class Metrics:
         self.queue_wait = histogram("router_queue_wait_seconds", "Wait in the batch queue", ("model",))
         self.hold_wait = histogram("router_hold_wait_seconds", "Wait of chat requests for a place", ("model",))
         self.overhead = histogram(
-            "router_overhead_seconds", "Arrival to sending, waits left out: what the router itself costs", ("model",)
+            "router_overhead_seconds",
+            "Arrival to first sending, waits left out: what the router itself costs",
+            ("model",),
         )
         self.prompt_tokens = self._histogram(
             "router_prompt_tokens", "Prompt tokens per request", ("model", "class"), buckets=TOKENS_BUCKETS
@@ -134,9 +136,8 @@ class Metrics:
         if record.first_token_at_s is not None:
             ttft_s = record.first_token_at_s - record.arrived_at_s
             self.ttft.labels(record.model, request_class, record.pool).observe(ttft_s)
-        if record.sent_at_s is not None:
-            waits_s = record.queue_wait_s + record.hold_wait_s
-            self.overhead.labels(record.model).observe(max(0.0, record.sent_at_s - record.arrived_at_s - waits_s))
+        if record.overhead_s is not None:
+            self.overhead.labels(record.model).observe(record.overhead_s)
         if record.request_class is RequestClass.BATCH and record.queue_wait_s > 0:
             self.queue_wait.labels(record.model).observe(record.queue_wait_s)
         if record.request_class is RequestClass.CHAT and record.hold_wait_s > 0:

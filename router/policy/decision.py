@@ -49,7 +49,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Batch without a place now: the durable line is where it waits, also while no engine serves."""
+    """Batch without a place now: the line is where it waits. One that stands there already keeps its place while no
+    engine of its pool serves; a new one is then not let in: the driver asks `may_ever_place` first, and relays or
+    refuses it with 503."""
 
     request_id: str
 

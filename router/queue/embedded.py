@@ -60,11 +60,6 @@ class EmbeddedValkey:
         return self._process is not None and self._process.returncode is None
 
     @property
-    def pid(self) -> int | None:
-        """Process id of the running server."""
-        return self._process.pid if self._process is not None and self._process.returncode is None else None
-
-    @property
     def url(self) -> str:
         """What `start` returns; the same for every start on one data directory."""
         return "unix://" + quote(os.fspath(self._socket_path))

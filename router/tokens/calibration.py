@@ -9,8 +9,6 @@ Pure: no clock, no tokenizer, no I/O. It never bounds anything: what it says is 
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from router.policy.demand import RequestClass
 
@@ -34,29 +32,13 @@ X_MIN = 0.0
 X_MAX = math.log(16.0)
 
 
-@dataclass(frozen=True, slots=True)
-class ClassStats:
-    """What has been learned of one class; `request_class` None is all of them together.
-
-    `mean_bytes_per_token` and `safe_bytes_per_token` (the one that estimates use) are None until something was learned.
-    """
-
-    request_class: RequestClass | None
-    updates: int
-    misses: int
-    mean_bytes_per_token: float | None
-    safe_bytes_per_token: float | None
-    z: float
-
-
 class _Learned:
     """Mean, variance and z of one class."""
 
-    __slots__ = ("mean", "misses", "updates", "variance", "z")
+    __slots__ = ("mean", "updates", "variance", "z")
 
     def __init__(self) -> None:
         self.updates = 0
-        self.misses = 0
         self.mean = 0.0
         self.variance = 0.0
         self.z = Z_START
@@ -73,7 +55,6 @@ class _Learned:
         """One more prompt. Judged first with what was known before it, then learned."""
         if self.is_warm:
             missed = x < self.safe_x
-            self.misses += missed
             self.z = min(Z_MAX, max(Z_MIN, self.z + Z_STEP * (missed - MISS_TARGET_RATIO)))
         self.updates += 1
         # A plain average while there is little to average, so that the first prompt does not weigh for fifty.
@@ -115,23 +96,7 @@ class BytesPerToken:
         """Whether estimates of this class rest on anything learned."""
         return self._known(request_class) is not None
 
-    def stats(self) -> Sequence[ClassStats]:
-        """All classes together first, then each."""
-        return [_stats(None, self._all), *(_stats(name, learned) for name, learned in self._classes.items())]
-
     def _known(self, request_class: RequestClass | None) -> _Learned | None:
         if request_class is not None and self._classes[request_class].is_warm:
             return self._classes[request_class]
         return self._all if self._all.is_warm else None
-
-
-def _stats(request_class: RequestClass | None, learned: _Learned) -> ClassStats:
-    seen = learned.updates > 0
-    return ClassStats(
-        request_class=request_class,
-        updates=learned.updates,
-        misses=learned.misses,
-        mean_bytes_per_token=math.exp(learned.mean) if seen else None,
-        safe_bytes_per_token=math.exp(learned.safe_x) if seen else None,
-        z=learned.z,
-    )

@@ -24,7 +24,7 @@ from router.config.model import TokenizerConfig
 from router.policy.demand import RequestClass
 from router.request import ChatPrompt, Count, OpaquePrompt, Prompt, TextPrompts, TokenPrompts
 from router.tokens.api import PromptCounter, TokenizerUnavailable
-from router.tokens.calibration import BytesPerToken, ClassStats
+from router.tokens.calibration import BytesPerToken
 from router.tokens.limits import EMPTY, UNKNOWN, TextLimits, TextSize, size_of
 from router.tokens.offload import Offload
 from router.tokens.overhead import ChatOverhead
@@ -77,14 +77,8 @@ class Counter:
         self._image_tokens = config.image_tokens
         self._offload = Offload(timeout_s=config.timeout_s)
         self._learned = BytesPerToken()
-        self._updates = 0
         self._misses = 0
         self._exact_mismatches = 0
-
-    @property
-    def learned_updates(self) -> int:
-        """Prompts learned from."""
-        return self._updates
 
     @property
     def misses(self) -> int:
@@ -100,10 +94,6 @@ class Counter:
     def missed(self) -> Mapping[str, int]:
         """Exact counts that were needed and not had, by reason."""
         return {reason.value: count for reason, count in self._offload.missed.items()}
-
-    def stats(self) -> Sequence[ClassStats]:
-        """What was learned, all classes together first."""
-        return self._learned.stats()
 
     async def count(
         self, prompt: Prompt, *, decision_tokens: Sequence[int], request_class: RequestClass | None
@@ -130,7 +120,6 @@ class Counter:
             return
         if not self._learned.learn(text_bytes, used_tokens, request_class):
             return
-        self._updates += 1
         if not count.exact and used_tokens > count.prompt_tokens:
             self._misses += 1
 

@@ -115,7 +115,10 @@ def chat_size(chat: ChatPrompt) -> ChatSize:
 
 def _only_text(message: object) -> str | None:
     """The text of a plain message; None if there is anything else to it."""
-    if not isinstance(message, Mapping) or message.get("role") not in _PLAIN_ROLES:
+    if not isinstance(message, Mapping):
+        return None
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _PLAIN_ROLES:
         return None
     if any(value is not None for key, value in message.items() if key not in {"role", "content"}):
         return None

@@ -1,7 +1,7 @@
 """What the flow asks of anything that answers HTTP for us: an engine or a relay.
 
-httpx and sockets stop behind this. Every failure is one of the exceptions here, and each says whether the other side
-can have started on the request: that decides whether it may be sent again.
+httpx and sockets stop behind this. Every failure is one of the exceptions here. They say what was seen; whether the
+request can have started, and may be sent again, is for `policy/retry.py`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,15 +10,11 @@ from typing import Literal, Protocol
 
 
 class UpstreamError(Exception):
-    """The other side failed us. `may_have_started`: it may have read the whole request."""
-
-    may_have_started = True
+    """The other side failed us."""
 
 
 class ConnectFailed(UpstreamError):
     """No connection: refused, unreachable, TLS failure or connect timeout. Nothing was sent."""
-
-    may_have_started = False
 
 
 class UpstreamLost(UpstreamError):

@@ -8,8 +8,8 @@ Rules of this file:
 - Foreign exceptions are translated here, once.
 
 A request that was lost may have started, also on a kept connection that the server closed in the same moment: no byte
-tells whether the request was read before the close. That race is made rare instead: idle connections are dropped after
-4 s, before vLLM's 5 s, and one whose peer has closed is noticed before use.
+tells whether the request was read before the close. That race is made rare instead: idle connections are closed after
+4 s, before vLLM's 5 s, also where no further request comes, and one whose peer has closed is noticed before use.
 """
 
 import asyncio
@@ -76,6 +76,8 @@ class HttpxUpstream:
         #: Oldest first.
         self._idle: deque[_Wire] = deque()
         self._busy: set[_Wire] = set()
+        #: Set while anything is idle.
+        self._expiry: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
         try:
@@ -110,6 +112,9 @@ class HttpxUpstream:
     async def aclose(self) -> None:
         """Close every connection, used ones too. Idempotent."""
         self._is_closed = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
         for wire in (*self._idle, *self._busy):
             self._close_later(wire.drop())
         self._idle.clear()
@@ -134,6 +139,7 @@ class HttpxUpstream:
         elif is_read:
             wire.idle_since_s = asyncio.get_running_loop().time()
             self._idle.append(wire)
+            self._expire_later()
 
     def _new_wire(self) -> "_Wire":
         transport = httpx.AsyncHTTPTransport(
@@ -146,13 +152,27 @@ class HttpxUpstream:
         return _Wire(transport)
 
     def _take_wire(self) -> "_Wire":
-        """The connection used last, as it is the likeliest to be open still; those idle for too long are closed."""
-        oldest_s = asyncio.get_running_loop().time() - KEEPALIVE_EXPIRY_S
-        while self._idle and self._idle[0].idle_since_s < oldest_s:
-            self._close_later(self._idle.popleft().drop())
+        """The connection used last, as it is the likeliest to be open still."""
+        self._close_expired()
         wire = self._idle.pop() if self._idle else self._new_wire()
         self._busy.add(wire)
         return wire
+
+    def _close_expired(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        while self._idle and self._idle[0].idle_since_s + KEEPALIVE_EXPIRY_S <= now_s:
+            self._close_later(self._idle.popleft().drop())
+
+    def _expire_later(self) -> None:
+        """Come for the oldest idle connection in time. A timer that is set stays: at worst it comes in vain, once."""
+        if self._idle and self._expiry is None:
+            oldest_s = self._idle[0].idle_since_s
+            self._expiry = asyncio.get_running_loop().call_at(oldest_s + KEEPALIVE_EXPIRY_S, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        self._close_expired()
+        self._expire_later()
 
     def _outgoing(self, request: UpstreamRequest, connect_s: float) -> httpx.Request:
         path = quote(request.path.encode("utf-8", "surrogateescape"), safe=_PATH_SAFE)

@@ -58,8 +58,6 @@ class Engine:
         self.upstream = upstream
         #: Set when traffic saw something that a probe should settle at once.
         self.attention = asyncio.Event()
-        #: When the engine last said that it is full, in monotonic seconds.
-        self.backpressure_at_s: float | None = None
         self._clock = clock
         self._life = new_lifecycle(clock.now_s(), rules)
         self._status = EngineStatus(
@@ -106,10 +104,6 @@ class Engine:
         if not isinstance(error, ConnectionsBusy):
             self.attention.set()
             self.see(LifecycleEvent.CONNECT_FAILED)
-
-    def note_backpressure(self) -> None:
-        """It refused with 503: full, and therefore alive."""
-        self.backpressure_at_s = self._clock.now_s()
 
     def note_shutdown_seen(self) -> None:
         """It said that it is shutting down, or aborted a request before its first token."""

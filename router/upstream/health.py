@@ -210,7 +210,6 @@ class EngineMonitor:
             self._engine.note_shutdown_seen()
             return "it is shutting down"
         if status == 503 and self._engine.status.state is EngineState.SERVING:
-            self._engine.note_backpressure()
             raise _Full
         if status == 200 and kind == "data":
             return None

@@ -13,7 +13,7 @@ import msgspec
 
 from router.clock import Clock
 from router.config.model import RelayConfig
-from router.policy.breaker import Breaker, BreakerState, Ending, Permit
+from router.policy.breaker import Breaker, Ending, Permit
 from router.upstream.api import ConnectFailed, UpstreamError, UpstreamRequest, UpstreamResponse
 from router.upstream.connection import ConnectionsBusy, HttpxUpstream
 
@@ -26,7 +26,9 @@ _SENT = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-typ
 _RETURNED = frozenset({"cache-control", "content-encoding", "content-length", "content-type", "retry-after"})
 #: Refusals that are no client's mistake: our key, our spending, our rate.
 _OURS = frozenset({401, 402, 403, 429})
+#: How much of a refusal is read to see what was refused, and for how long.
 _REFUSAL_MAX_BYTES = 64 << 10
+_REFUSAL_S = 10.0
 
 
 class RelayUnavailable(ConnectFailed):
@@ -75,10 +77,6 @@ class Relay:
     @property
     def name(self) -> str:
         return self.config.name
-
-    @property
-    def breaker_state(self) -> BreakerState:
-        return self._breaker.state(self._clock.now_s())
 
     @property
     def can_try(self) -> bool:
@@ -228,16 +226,19 @@ class _Read:
 
 
 async def _read(response: UpstreamResponse, limit_bytes: int) -> bytes:
-    """The body, cut at `limit_bytes`; closes the response."""
+    """What comes of the body within `_REFUSAL_S`, cut at `limit_bytes`; closes the response."""
+    body = bytearray()
     try:
-        body = bytearray()
-        async for chunk in response.chunks():
-            body += chunk
-            if len(body) >= limit_bytes:
-                break
-        return bytes(body[:limit_bytes])
+        async with asyncio.timeout(_REFUSAL_S):
+            async for chunk in response.chunks():
+                body += chunk
+                if len(body) >= limit_bytes:
+                    break
+    except TimeoutError:
+        pass
     finally:
         await response.aclose()
+    return bytes(body[:limit_bytes])
 
 
 def _without_stream_options(body: bytes) -> bytes:

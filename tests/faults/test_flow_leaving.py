@@ -11,7 +11,8 @@ from router.flow.gate import PlaceRequest
 from router.flow.job import Job
 from router.policy.demand import RequestClass
 from router.request import RequestRecord
-from tests.flow.stack import BATCH, CHAT, Stack, body_of, fresh, run, sim, until
+from router.sim.faults import FaultKind
+from tests.flow.stack import BATCH, CHAT, Stack, body_of, fault, fresh, run, sim, until
 
 STREAM = body_of(max_tokens=4_000, stream=True)
 PLAIN = body_of(max_tokens=4_000)
@@ -100,9 +101,9 @@ def test_a_client_that_leaves_while_it_is_in_line_was_never_sent_and_the_next_on
             lease = stack.gate.try_batch(_place(stack, BATCH))
             assert lease is not None
             task, record = begin(stack, stack.job(BATCH))
-            await until(lambda: stack.line.waiting == 1)
+            await until(lambda: len(stack.line._waiters) == 1)
             other, _ = begin(stack, stack.job(BATCH))
-            await until(lambda: stack.line.waiting == 2)
+            await until(lambda: len(stack.line._waiters) == 2)
 
             await gone(task)
             lease.release()
@@ -110,6 +111,20 @@ def test_a_client_that_leaves_while_it_is_in_line_was_never_sent_and_the_next_on
 
             assert record.sent_at_s is None
             assert stack.calls("l") == 1
+
+    run(test())
+
+
+def test_a_client_that_leaves_while_it_is_back_in_line_was_not_sent() -> None:
+    async def test() -> None:
+        async with fresh(batch={"l": sim(fault(FaultKind.REJECT_503))}) as stack:
+            task, record = begin(stack, stack.job(BATCH))
+            await until(lambda: record.attempts == 1 and len(stack.line._waiters) == 1 and record.sent_at_s is None)
+
+            await gone(task)
+
+            assert record.sent_at_s is None
+            assert record.overhead_s is not None
 
     run(test())
 

@@ -15,6 +15,7 @@ from router.flow.gate import PlaceRequest
 from router.flow.job import Refusal
 from router.flow.lease import Lease
 from router.policy.outcome import Outcome
+from router.queue.data_dir import lock_holder
 from router.queue.embedded import EmbeddedValkey
 from tests.flow.stack import BATCH, Stack, body_of, fresh, run, sim_relay, until
 from tests.queue.servers import queue_at
@@ -31,14 +32,15 @@ class Valkey:
     """An embedded server that can be killed and started again on its data."""
 
     def __init__(self, directory: Path) -> None:
+        self._lock = directory / "data" / "server.lock"
         self._server = EmbeddedValkey(directory / "data")
 
     async def start(self) -> str:
         return await self._server.start()
 
     async def kill(self) -> None:
-        pid = self._server.pid
-        assert pid is not None
+        pid = lock_holder(self._lock)
+        assert pid
         os.kill(pid, signal.SIGKILL)
         await self._server.wait()
 

@@ -188,7 +188,7 @@ def test_batch_that_a_busy_engine_sends_back_goes_to_its_old_place_in_the_line()
             tasks: list[asyncio.Task[None]] = []
             for name in ("first", "second", "third"):
                 tasks.append(asyncio.create_task(client(name)))
-                await until(lambda: stack.line.waiting + stack.calls("l") >= len(tasks))
+                await until(lambda: len(stack.line._waiters) + stack.calls("l") >= len(tasks))
             await asyncio.gather(*tasks)
 
             assert order == ["first", "second", "third"]

@@ -223,7 +223,7 @@ class Stack:
     async def check_at_rest(self) -> None:
         """Nothing is held, nothing waits, nothing runs: what every test leaves behind."""
         self.check_ledger()
-        await until(lambda: self.line.waiting == 0 and not self.line._leaving)
+        await until(lambda: not self.line._waiters and not self.line._leaving)
         assert (await self.store.stats(MODEL)).requests == 0
         await until(lambda: self.busy_sockets == 0)
         await until(lambda: not any(self.running(name) for name in self.sims))

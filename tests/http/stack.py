@@ -95,7 +95,7 @@ class Stack:
             assert {ledger.seats for ledger in snapshot.engines.values()} == {0}
             line = service.flow.line
             if line is not None:
-                await until(lambda line=line: line.waiting == 0 and not line._leaving)  # type: ignore[misc]  # bound
+                await until(lambda line=line: not line._waiters and not line._leaving)  # type: ignore[misc]  # bound
                 assert (await line._store.stats(service.config.name)).requests == 0
         assert not self.serving.done()
         if chats:

@@ -1,21 +1,24 @@
 """Every JSON type in every field of every endpoint: parsing and counting end in a count or in the client's 400."""
 
-import asyncio
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from router.config.model import TokenizerConfig
 from router.errors import ApiError
 from router.flow.outgoing import render_body
-from router.http.parsing import LIGHT_ENDPOINTS, Incoming, parse
+from router.http.parsing import Incoming, parse
 from router.request import Count, Endpoint
+from router.tokens.api import PromptCounter
 from router.tokens.count import build_counter
+from tests.http.scripted import ScriptedEngine
+from tests.http.setting import chat_body
 from tests.http.stack import Stack
 from tests.tokens.model_folder import TOOLS, make_model_folder
 
@@ -117,7 +120,7 @@ OWN: dict[Endpoint, tuple[dict[str, Any], ...]] = {
     Endpoint.TOKENIZE: ({"prompt": "a"},),
     Endpoint.DETOKENIZE: ({"tokens": [1]},),
 }
-Path_ = tuple[str | int, ...]
+Place = tuple[str | int, ...]
 
 
 def bodies(endpoint: Endpoint) -> list[dict[str, Any]]:
@@ -125,7 +128,7 @@ def bodies(endpoint: Endpoint) -> list[dict[str, Any]]:
     return [whole for own in OWN[endpoint] for whole in (SHARED | own, {"model": "llama", "max_tokens": 1} | own)]
 
 
-def places(value: Any, before: Path_ = ()) -> Iterator[Path_]:
+def places(value: Any, before: Place = ()) -> Iterator[Place]:
     """Every place in a JSON value, the value itself left out."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, child in children:
@@ -133,7 +136,7 @@ def places(value: Any, before: Path_ = ()) -> Iterator[Path_]:
         yield from places(child, (*before, name))
 
 
-def put(body: Any, place: Path_, value: Any) -> None:
+def put(body: Any, place: Place, value: Any) -> None:
     for name in place[:-1]:
         body = body[name]
     body[place[-1]] = deepcopy(value)
@@ -161,29 +164,106 @@ def several(endpoint: Endpoint, dice: random.Random) -> Iterator[dict[str, Any]]
         yield odd
 
 
-def counting(folder: Path, path: Path | None) -> Callable[[Endpoint, Sequence[dict[str, Any]]], list[Count | int]]:
-    """Parses, counts exactly where it can, learns and renders; a body's count, or the status of its refusal."""
-    kind = "estimate" if path is None else "huggingface"
-    config = TokenizerConfig(kind, path, None, "always", image_tokens=10, timeout_s=60.0)
+async def walked(counter: PromptCounter, endpoint: Endpoint, body: dict[str, Any]) -> Count | int:
+    """The body parsed, counted, learned from and written out again: its count, or the status of its refusal."""
+    raw = json.dumps(body).encode()
+    try:
+        request = parse(Incoming("id", endpoint, "/v1/x", "application/json", raw))
+        count = await counter.count(request.prompt, decision_tokens=(1, 100), request_class=request.hint)
+        counter.learn(request.prompt, count, 7, request.hint)
+        render_body(request, {**request.edits, "model": "other"})
+    except ApiError as error:
+        return error.status
+    return count
 
-    async def all_of(endpoint: Endpoint, given: Sequence[dict[str, Any]]) -> list[Count | int]:
-        counter = build_counter(config, model="llama")
-        ends: list[Count | int] = []
-        try:
-            for body in given:
-                try:
-                    request = parse(
-                        Incoming("id", endpoint, "/v1/x", "application/json", json.dumps(body).encode(), None)
-                    )
-                    count = await counter.count(request.prompt, decision_tokens=(1, 100), request_class=request.hint)
-                except ApiError as error:
-                    ends.append(error.status)
-                else:
-                    counter.learn(request.prompt, count, 7, request.hint)
-                    render_body(request, request.edits)
-                    ends.append(count)
-        finally:
-            await counter.aclose()
-        return ends
 
-    return lambda endpoint, given: asyncio.run(all_of(endpoint, given))
+async def ends_of(tokenizer: Path | None, endpoint: Endpoint, given: Iterable[dict[str, Any]]) -> list[Count | int]:
+    kind: Literal["estimate", "huggingface"] = "estimate" if tokenizer is None else "huggingface"
+    config = TokenizerConfig(kind, tokenizer, None, "always", image_tokens=10, timeout_s=60.0)
+    counter = build_counter(config, model="llama")
+    try:
+        return [await walked(counter, endpoint, body) for body in given]
+    finally:
+        await counter.aclose()
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("model"), TOOLS, small=True)
+
+
+@pytest.mark.parametrize("endpoint", OWN)
+async def test_any_json_in_any_field_ends_in_a_count_or_in_a_400(endpoint: Endpoint) -> None:
+    ends = await ends_of(None, endpoint, single(endpoint))
+
+    assert {end for end in ends if isinstance(end, int)} <= {400}
+    assert any(isinstance(end, Count) for end in ends)
+
+
+@pytest.mark.parametrize("endpoint", OWN)
+async def test_odd_json_in_several_fields_ends_in_a_count_or_in_a_400(model_folder: Path, endpoint: Endpoint) -> None:
+    ends = await ends_of(model_folder, endpoint, several(endpoint, random.Random(endpoint.value)))
+
+    assert {end for end in ends if isinstance(end, int)} <= {400}
+    assert any(isinstance(end, Count) for end in ends)
+
+
+def test_every_endpoint_with_a_json_body_is_among_them() -> None:
+    assert set(OWN) == set(Endpoint) - {Endpoint.AUDIO}
+
+
+#: Endpoint and a body that is read, converted or written anew where the value stands.
+DEEP = {
+    "a field that is taken out": ("/v1/chat/completions", {**chat_body(), "priority": "%"}),
+    "a field beside it": ("/v1/chat/completions", {**chat_body(), "priority": 1, "x": "%"}),
+    "stream options": ("/v1/chat/completions", {**chat_body(), "stream": True, "stream_options": {"x": "%"}}),
+    "the input of a tool": (
+        "/v1/messages",
+        {
+            "model": "llama",
+            "max_tokens": 2,
+            "messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": "%"}]}],
+        },
+    ),
+    "a part nobody knows": (
+        "/v1/responses",
+        {"model": "llama", "input": [{"role": "user", "content": [{"type": "new", "x": "%"}]}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("where", DEEP)
+async def test_json_just_deep_enough_to_be_read_is_never_the_routers_failure(
+    raw: tuple[Stack, ScriptedEngine], where: str
+) -> None:
+    stack, _ = raw
+    path, body = DEEP[where]
+    template = json.dumps(body)
+    left = sys.getrecursionlimit() - 90
+
+    answers = [
+        await stack.post(path, template.replace('"%"', '{"a":' * depth + "1" + "}" * depth).encode())
+        for depth in range(left, left + 90)
+    ]
+
+    assert {answer.status_code for answer in answers} == {200, 400}
+
+
+@pytest.mark.parametrize("role", [{}, [], [{}], 1, None, True])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", "messages"),
+        ("/v1/messages", "messages"),
+        ("/v1/responses", "input"),
+        ("/pooling", "messages"),
+    ],
+)
+async def test_a_role_of_any_type_is_the_engines_to_judge(
+    raw: tuple[Stack, ScriptedEngine], path: str, field: str, role: Any
+) -> None:
+    stack, _ = raw
+
+    answer = await stack.post(path, {"model": "llama", "max_tokens": 2, field: [{"role": role, "content": "x"}]})
+
+    assert answer.status_code == 200

@@ -108,6 +108,25 @@ async def test_a_client_that_leaves_amid_a_stream_ends_it_at_the_engine_and_is_c
     assert left == 2
 
 
+async def test_a_client_that_leaves_while_back_in_line_after_a_refusal_left_waiting() -> None:
+    async with fresh() as stack:
+        await stack.long.set_faults(Faults((FaultRule(kind=FaultKind.REJECT_503, requests=1_000),)))
+        call = asyncio.create_task(
+            stack.post("/v1/completions", {"model": MODEL, "prompt": [1] * 2_000, "max_tokens": 8})
+        )
+        line = next(iter(stack.runtime.state.models)).flow.line
+        assert line is not None
+        await until(lambda: len(stack.entries("l")) >= 1 and len(line._waiters) == 1)
+        call.cancel()
+        await asyncio.wait({call})
+        await until(lambda: stack.runtime.state.in_flight == 0)
+        await stack.long.set_faults(Faults())
+        after = await stack.metrics()
+
+    assert after.value("router_requests_total", outcome="client_left_waiting") == 1
+    assert after.value("router_requests_total", outcome="client_left_prefill") == 0
+
+
 async def test_a_client_that_reads_nothing_any_more_is_given_up_and_its_engine_is_told(
     raw: tuple[Stack, ScriptedEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ async def test_a_full_batch_queue_is_a_429_and_takes_the_next_once_one_has_left(
         waiters = [asyncio.create_task(stack.post("/v1/completions", LONG_PROMPT)) for _ in range(2)]
         line = next(iter(stack.runtime.state.models)).flow.line
         assert line is not None
-        await until(lambda: line.waiting == 2 and all(waiter.ticket.seq for waiter in line._waiters.values()))
+        await until(lambda: len(line._waiters) == 2 and all(waiter.ticket.seq for waiter in line._waiters.values()))
 
         refused = await stack.post("/v1/completions", LONG_PROMPT)
         await stack.long.set_faults(Faults())

@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.scripted import ScriptedEngine
 from tests.http.setting import LONG_TOKENS, MODEL
-from tests.http.stack import Stack, new_client, stack_of
+from tests.http.stack import Stack, fresh, new_client, stack_of
 from tests.http.stage import Stage
 from tests.upstream.fakes import Connection, SeenRequest, answer
 
@@ -121,6 +121,62 @@ async def test_an_id_that_nobody_keeps_or_that_is_none_is_a_404(
     assert told.json()["error"]["message"]
     asked = {call.path for engine in engines.values() for call in engine.calls}
     assert asked <= {"/v1/responses/resp_gone"}
+
+
+class Large(Keeping):
+    """Keeps an answer of many megabytes; `whole` is how often all of it went out."""
+
+    def __init__(self, kept: str, size_bytes: int, **options: Any) -> None:
+        super().__init__(kept, **options)
+        self._size_bytes = size_bytes
+        self.whole = 0
+
+    async def _answer(self, request: SeenRequest, connection: Connection) -> None:
+        if not request.line.startswith("GET"):
+            await super()._answer(request, connection)
+            return
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        try:
+            await connection.send(head % self._size_bytes)
+            for _ in range(0, self._size_bytes, 2**20):
+                await connection.send(b" " * 2**20)
+        except ConnectionError:
+            return
+        self.whole += 1
+
+
+async def test_of_an_answer_that_is_only_looked_for_the_status_is_enough() -> None:
+    kept = KEPT["l"]
+    engine = Large(kept, 64 * 2**20, max_model_len=LONG_TOKENS)
+    async with fresh(long=engine) as stack:
+        cancelled = await stack.post(f"/v1/responses/{kept}/cancel", b"")
+        told = await stack.post("/v1/responses", {"model": MODEL, "input": "And?", "previous_response_id": kept})
+
+        assert (cancelled.status_code, told.status_code) == (400, 200)
+        assert told.headers["x-router-engine"] == "l"
+        assert engine.whole == 0
+
+
+async def test_a_kept_answer_of_more_than_16_mib_is_not_fetched_and_the_reason_is_told() -> None:
+    async with fresh(long=Large(KEPT["l"], 17 * 2**20, max_model_len=LONG_TOKENS)) as stack:
+        told = await stack.get(f"/v1/responses/{KEPT['l']}")
+
+        assert (told.status_code, told.json()["error"]["code"]) == (502, "engine_lost")
+        assert "16 MiB" in told.json()["error"]["message"]
+
+
+async def test_a_kept_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.flow.reading._FETCH_S", 0.05)
+
+    class Trickling(Keeping):
+        async def _answer(self, request: SeenRequest, connection: Connection) -> None:
+            await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{")
+            await connection.closed()
+
+    async with fresh(long=Trickling(KEPT["l"], max_model_len=LONG_TOKENS), chats=False) as stack:
+        told = await stack.get(f"/v1/responses/{KEPT['l']}")
+
+        assert (told.status_code, told.json()["error"]["code"]) == (502, "engine_lost")
 
 
 async def test_kept_answers_ask_for_a_key(keeping: Stack) -> None:

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from router.config.redis_url import parse
+from router.queue.data_dir import lock_holder
 from router.queue.embedded import DataDirInUse, EmbeddedValkey, ValkeyFailed
 from router.queue.store import Enqueued, Ticket
 from tests.queue.servers import queue_at, valkey_binary, wait_until
@@ -26,6 +27,7 @@ _LAUNCHER = Path(sys.modules[EmbeddedValkey.__module__].__file__ or "").with_nam
 _ROUTER = """
 import asyncio, sys
 from pathlib import Path
+from router.queue.data_dir import lock_holder
 from router.queue.embedded import EmbeddedValkey
 from router.queue.store import Ticket
 from tests.queue.servers import queue_at
@@ -35,7 +37,7 @@ async def main():
     queue = queue_at(await valkey.start())
     for number in range(3):
         await queue.enqueue("model", Ticket(f"t{number}", "me", 10), max_requests=9, max_tokens=99)
-    print(valkey.pid, flush=True)
+    print(lock_holder(Path(sys.argv[1]) / "server.lock"), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -51,6 +53,13 @@ def _run(directory: Path, story: Callable[[EmbeddedValkey], Awaitable[None]]) ->
             await valkey.stop()
 
     asyncio.run(main())
+
+
+def _server_pid(directory: Path) -> int:
+    """The process id of the server that runs on `directory`."""
+    pid = lock_holder(directory / "server.lock")
+    assert pid
+    return pid
 
 
 @contextlib.contextmanager
@@ -208,6 +217,7 @@ def test_a_launcher_whose_router_is_gone_starts_nothing(tmp_path: Path) -> None:
 def test_a_launcher_that_finds_a_live_server_starts_nothing(tmp_path: Path) -> None:
     async def story(valkey: EmbeddedValkey) -> None:
         await valkey.start()
+        before = _server_pid(tmp_path)
 
         launched = subprocess.run(
             [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), tmp_path / "server.lock", "/bin/false"],
@@ -215,7 +225,7 @@ def test_a_launcher_that_finds_a_live_server_starts_nothing(tmp_path: Path) -> N
         )
 
         assert launched.returncode == 73
-        assert (tmp_path / "server.lock").read_text() == str(valkey.pid)
+        assert _server_pid(tmp_path) == before
 
     _run(tmp_path, story)
 
@@ -272,13 +282,11 @@ def test_a_server_that_dies_is_noticed_and_can_be_started_again_with_what_it_hel
         url = await valkey.start()
         queue = queue_at(url)
         await queue.enqueue(_MODEL, Ticket("one", "me", 10), max_requests=9, max_tokens=99)
-        pid = valkey.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        os.kill(_server_pid(tmp_path), signal.SIGKILL)
 
         assert await valkey.wait() == -signal.SIGKILL
         assert not valkey.is_alive
-        assert valkey.pid is None
+        assert lock_holder(tmp_path / "server.lock") is None
         assert await valkey.start() == url
 
         assert (await queue.stats(_MODEL)).requests == 1
@@ -291,9 +299,9 @@ def test_starting_and_stopping_twice_changes_nothing(tmp_path: Path) -> None:
     async def story(valkey: EmbeddedValkey) -> None:
         await valkey.stop()
         await valkey.start()
-        pid = valkey.pid
+        pid = _server_pid(tmp_path)
         await asyncio.gather(valkey.start(), valkey.start())
-        assert valkey.pid == pid
+        assert _server_pid(tmp_path) == pid
 
         await asyncio.gather(valkey.stop(), valkey.stop())
 
@@ -308,8 +316,7 @@ def test_a_server_that_does_not_end_politely_is_ended(tmp_path: Path) -> None:
     async def main() -> None:
         valkey = EmbeddedValkey(tmp_path, stop_timeout_s=0.1)
         await valkey.start()
-        assert valkey.pid is not None
-        os.kill(valkey.pid, signal.SIGSTOP)
+        os.kill(_server_pid(tmp_path), signal.SIGSTOP)
 
         await valkey.stop()
 

@@ -57,8 +57,8 @@ async def open_(it: Relay, request: UpstreamRequest = POST) -> UpstreamResponse:
     return await it.open(request, connect_s=5, first_byte_s=5, idle_s=5)
 
 
-def state(it: Relay) -> str:
-    return it.breaker_state.value
+def state(it: Relay) -> BreakerState:
+    return it._breaker.state(it._clock.now_s())
 
 
 async def call(it: Relay, request: UpstreamRequest = POST) -> tuple[int, bytes]:
@@ -106,6 +106,21 @@ def test_a_relay_gets_its_own_key_its_own_path_and_only_safe_headers() -> None:
     run(body())
 
 
+def test_a_refusal_whose_words_do_not_end_is_told_as_far_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.upstream.relay._REFUSAL_S", 0.02)
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 400 X\r\ncontent-length: 999\r\n\r\nno")
+        await connection.closed()
+
+    async def body() -> None:
+        async with relay(script) as it:
+            assert await call(it, replace(POST, body=b'{"stream_options":{}}')) == (400, b"no")
+
+    run(body())
+
+
 def test_a_model_without_a_name_there_is_not_relayed() -> None:
     async def body() -> None:
         async with relay(serve(lambda _: answer(b""))) as it:
@@ -137,10 +152,10 @@ def test_failures_in_a_row_open_the_breaker_and_a_good_trial_closes_it() -> None
             with pytest.raises(RelayUnavailable) as caught:
                 await open_(it)
             assert isinstance(caught.value, ConnectFailed)
-            assert (it.breaker_state, it.can_try, it.retry_after_s) == (BreakerState.OPEN, False, 30)
+            assert (state(it), it.can_try, it.retry_after_s) == (BreakerState.OPEN, False, 30)
             clock.s += 30
             assert (await call(it))[0] == 200
-            assert it.breaker_state is BreakerState.CLOSED
+            assert state(it) is BreakerState.CLOSED
 
     run(body())
 
@@ -153,7 +168,7 @@ def test_a_clients_mistake_neither_opens_the_breaker_nor_vouches_for_the_relay()
             for _ in range(4):
                 await call(it)
 
-            assert it.breaker_state is BreakerState.OPEN
+            assert state(it) is BreakerState.OPEN
 
     run(body())
 
@@ -235,7 +250,7 @@ def test_stream_options_that_a_relay_refuses_are_left_out_from_then_on() -> None
 
             assert (first, second) == ((200, b"{}"), (200, b"{}"))
             assert ["stream_options" in one for one in bodies] == [True, False, False]
-            assert it.breaker_state is BreakerState.CLOSED
+            assert state(it) is BreakerState.CLOSED
 
     run(body())
 
