@@ -31,7 +31,7 @@ from router.policy.demand import RequestClass
 from router.policy.lanes import prefill_s
 from router.policy.outcome import Outcome
 from router.policy.retry import AttemptBudget, Failure, RetryRules
-from router.queue.store import QueueDown, Ticket
+from router.queue.store import EnqueueRefusal, QueueDown, Ticket
 from router.request import RequestRecord
 from router.upstream.api import ConnectFailed
 from router.upstream.engine import Engine
@@ -179,8 +179,8 @@ class ModelFlow:
             error = ApiError(
                 429,
                 "batch_queue_full",
-                f"The batch queue of {self.config.name} is full ({full.refusal.value.replace('_', ' ')}); this request "
-                f"asks for {place.demand.kv_tokens:,} KV tokens. Send it again later.",
+                f"The batch queue of {self.config.name} is full: {self._bound_of(full, place.demand.kv_tokens)} Send the "
+                "request again later.",
                 retry_after_s=retry_after_s,
             )
             raise Refusal(error, Outcome.REFUSED_QUEUE_FULL) from None
@@ -211,6 +211,16 @@ class ModelFlow:
             )
             raise Refusal(error, Outcome.REFUSED_QUEUE_WAIT) from None
         return turn.lease, turn.ticket
+
+    def _bound_of(self, full: QueueFull, tokens: int) -> str:
+        batch = self.config.batch
+        assert batch is not None, "a queue belongs to a batch pool"
+        if full.refusal is EnqueueRefusal.FULL_REQUESTS:
+            return f"{batch.queue_max_requests:,} requests wait, as many as queue_max_requests allows."
+        return (
+            f"with the {tokens:,} tokens of this request it would hold more than the {batch.queue_max_tokens:,} that "
+            "queue_max_tokens allows."
+        )
 
     def _no_place(self, none: NoPlace, request_class: RequestClass) -> Refusal:
         if none.cause is RefusalCause.NO_ENGINE:

@@ -256,6 +256,7 @@ class Admission:
                 continue
             if ledger.offer(offer.request_id, offer.request_class, offer.demand) is None:
                 self._places[offer.request_id] = _Place(name, pool)
+                self._drain[pool].begin(now_s)
                 if offer.request_class is RequestClass.CHAT:
                     self._engines[name].reserve.note(ledger.held_tokens(RequestClass.CHAT))
                     self._update_reserve(name)
