@@ -30,6 +30,7 @@ from router.observe.metrics import Metrics
 from router.policy.admission import Admission, AdmissionRules, PoolRules
 from router.policy.demand import RequestClass
 from router.policy.ledger import ClassLimits, EngineLimits
+from router.policy.lifecycle import EngineState
 from router.policy.shares import share_of
 from router.queue.open import open_queue
 from router.queue.redis import QueueUnfit, RedisQueue
@@ -188,7 +189,11 @@ class Runtime:
     def _watch(self, model: ModelConfig, engine: Engine, gate: Gate) -> None:
         """Keep the gate told of what the engine says, and one monitor on it."""
 
+        told = (EngineState.UNKNOWN, "")
+        told_context: int | None = None
+
         def on_change(changed: Engine) -> None:
+            nonlocal told, told_context
             status = changed.status
             if status.capacity_tokens is not None:
                 block = status.metrics.block_size_tokens if status.metrics is not None else None
@@ -196,7 +201,14 @@ class Runtime:
                 gate.resize(changed.name, share, block or 1)
             gate.set_serving(changed.name, status.can_serve)
             self._engine_news.set()
-            log.info("engine %s of %s: %s (%s)", changed.name, model.name, status.state.value, status.reason)
+            news = (status.state, status.reason)
+            if told != news:
+                told = news
+                level = logging.INFO if status.can_serve or status.state is EngineState.LOADING else logging.WARNING
+                log.log(level, "engine %s of %s: %s (%s)", changed.name, model.name, status.state.value, status.reason)
+            if told_context != status.max_model_len:
+                told_context = status.max_model_len
+                _warn_of_short_context(model, changed)
 
         monitor = EngineMonitor(engine, self._clock, served_model_name=model.served_model_name, on_change=on_change)
         self._background.append((f"engine {engine.name}", monitor.run))
@@ -245,6 +257,18 @@ class Runtime:
 def _least_capacity(model: ModelConfig) -> int:
     """Until an engine says what it has: one request of full length, which every vLLM that starts can hold."""
     return max(pool.max_model_len for pool in model.pools)
+
+
+def _warn_of_short_context(model: ModelConfig, engine: Engine) -> None:
+    """An engine started with less context than its pool claims makes the pool that short."""
+    said = engine.status.max_model_len
+    for pool in model.pools:
+        if said is not None and engine.name in pool.engines and said < pool.max_model_len:
+            log.warning(
+                "engine %s of %s: its max_model_len %d is below the %d of the %s pool; %d holds for the pool. Start "
+                "the engine with --max-model-len %d, or lower the pool's",
+                *(engine.name, model.name, said, pool.max_model_len, pool.name, said, pool.max_model_len),
+            )
 
 
 async def _prove_later(queue: RedisQueue) -> None:

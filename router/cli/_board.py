@@ -73,7 +73,7 @@ class Board:
         if not result.is_completed:
             key = (result.request_class.value, "-", result.ending)
         elif router.relay is not None:
-            key = (result.request_class.value, "-", f"relay {router.relay}")
+            key = (result.request_class.value, "relay", router.relay)
         else:
             borrowed = " (borrowed)" if "borrow" in (router.reason or "") else ""
             key = (result.request_class.value, (router.pool or "-") + borrowed, router.engine or "-")

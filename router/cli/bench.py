@@ -214,7 +214,10 @@ async def _first_model(url: str, api_key: str | None) -> str:
     except httpx.HTTPError as error:
         raise TargetFailed(f"{url} does not answer: {type(error).__name__} {error}") from None
     if answer.status_code != httpx.codes.OK:
-        raise TargetFailed(f"{url}/v1/models answered {answer.status_code}; name the model with --model")
+        fix = "name the model with --model"
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            fix = "name the variable that holds a valid key with --api-key-env"
+        raise TargetFailed(f"{url}/v1/models answered {answer.status_code}; {fix}")
     try:
         return str(answer.json()["data"][0]["id"])
     except (ValueError, LookupError, TypeError):

@@ -179,8 +179,8 @@ class ModelFlow:
             error = ApiError(
                 429,
                 "batch_queue_full",
-                f"The batch queue of {self.config.name} is full: {self._bound_of(full, place.demand.kv_tokens)} Send the "
-                "request again later.",
+                f"The batch queue of {self.config.name} is full: {self._bound_of(full, place.demand.kv_tokens)} Send "
+                "the request again later.",
                 retry_after_s=retry_after_s,
             )
             raise Refusal(error, Outcome.REFUSED_QUEUE_FULL) from None

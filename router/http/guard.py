@@ -80,7 +80,7 @@ def _unauthenticated() -> ApiError:
     return ApiError(
         401,
         "invalid_api_key",
-        "A valid API key is needed: send it as `Authorization: Bearer KEY`.",
+        "A valid API key is needed: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`.",
         headers={"www-authenticate": "Bearer"},
     )
 

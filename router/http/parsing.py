@@ -93,7 +93,7 @@ def parse(incoming: Incoming) -> ParsedRequest:
     if isinstance(body, ResponsesBody) and body.background:
         raise bad_request(
             "`background: true` is not offered here: the answer would live in one engine's memory and be lost with it. "
-            "Send the request without it, or as a batch.",
+            "Send the request without it.",
             param="background",
             code="unsupported_parameter",
         )

@@ -90,7 +90,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
         allow = headers.get("allow") or headers.get("Allow") or "another method"
         api = ApiError(405, "method_not_allowed", f"{request.method} is not allowed on {path}; use {allow}.")
     elif error.status_code == 404:
-        api = ApiError(404, "not_found", f"There is no route {path!r} here.")
+        meant = f" Did you mean /v1{path}? A client's base URL ends in /v1." if f"/v1{path}" in INFERENCE_PATHS else ""
+        api = ApiError(404, "not_found", f"There is no route {path!r} here.{meant}")
     else:
         api = ApiError(error.status_code, "http_error", error.detail)
     api.headers = headers

@@ -125,7 +125,8 @@ def _too_long(request: ParsedRequest, limit_tokens: int, demand: Demand, count: 
     prompt = count.longest_tokens if count.exact else count.lower_tokens
     roughly = "" if count.exact else "at least "
     output = _least_output(demand)
-    asked = f"{roughly}{prompt + output} tokens ({roughly}{prompt} in the prompt, {output} for the output)"
+    parts = f"{roughly}{prompt} in the prompt, {output} for the output" if prompt else f"{output} for the output alone"
+    asked = f"{roughly}{prompt + output} tokens ({parts})"
     return ApiError(
         400,
         "context_length_exceeded",

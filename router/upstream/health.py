@@ -213,6 +213,8 @@ class EngineMonitor:
             raise _Full
         if status == 200 and kind == "data":
             return None
+        if status in (401, 403):
+            return f"it refuses the router's key (HTTP {status}): set its engines[].api_key to the engine's --api-key"
         return f"asked for one token it answered HTTP {status}: {message or kind}"
 
     def _mismatch(self) -> str | None:

@@ -45,7 +45,7 @@ def test_results_are_counted_once_and_apart_by_who_answered() -> None:
     lines = _shown(board)
 
     assert "chat chat sim-chat 2 250 250 7 7" in lines
-    assert "chat - relay outside 1 250 250 - -" in lines
+    assert "chat relay outside 1 250 250 - -" in lines
     assert "chat - http_429 1 - - 7 7" in lines
     assert "chat batch (borrowed) sim-batch 1 250 250 - -" in lines
     assert "in flight: chat 2" in lines
