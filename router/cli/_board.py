@@ -55,9 +55,9 @@ class Board:
     ) -> RenderableType:
         """The picture now."""
         table = Table(title=f"router demo, {elapsed_s:.0f} s")
-        for heading in ("class", "pool", "answered by"):
+        for heading in ("class", "pool", "by"):
             table.add_column(heading)
-        for heading in ("requests", "TTFT p50 ms", "TTFT p99 ms", "queue wait p50 ms", "queue wait p99 ms"):
+        for heading in ("n", "TTFT ms p50", "p99", "wait ms p50", "p99"):
             table.add_column(heading, justify="right")
         for key in sorted(self._lines):
             line = self._lines[key]

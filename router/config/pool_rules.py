@@ -138,5 +138,6 @@ def _check_workers(document: Document, file: File) -> None:
     largest, tightest = min(limits, key=lambda entry: entry[0])
     if workers > largest:
         message = f"each of {workers} workers holds its part of every pool, but {render(tightest)} is {largest}"
-        fix = f"The largest number that works is {largest}; or raise {render(tightest)} to {workers}."
+        tight = " and ".join(render(path) for limit, path in limits if limit < workers)
+        fix = f"The largest number that works is {largest}; or raise {tight} to {workers}."
         document.note(_WORKERS, message, fix)
