@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from router.clock import Clock
 from router.config.model import ModelConfig, TimeoutConfig
-from router.errors import ApiError
 from router.flow.answer import Answer
 from router.flow.failure import AttemptFailed
 from router.flow.gate import Gate, NoPlace, PlaceRequest
@@ -23,6 +22,7 @@ from router.flow.lease import Lease
 from router.flow.line import BatchLine, QueueClosed, QueueFull, QueueWaitOver
 from router.flow.outgoing import to_engine
 from router.flow.reading import ask
+from router.flow.refusal import no_place, not_queued
 from router.flow.relaying import Relays
 from router.observe.metrics import Metrics
 from router.policy.classify import Reason
@@ -31,7 +31,7 @@ from router.policy.demand import RequestClass
 from router.policy.lanes import prefill_s
 from router.policy.outcome import Outcome
 from router.policy.retry import AttemptBudget, Failure, RetryRules
-from router.queue.store import EnqueueRefusal, QueueDown, Ticket
+from router.queue.store import QueueDown, Ticket
 from router.request import RequestRecord
 from router.upstream.api import ConnectFailed
 from router.upstream.engine import Engine
@@ -112,7 +112,7 @@ class ModelFlow:
 
         Raises: `Refusal`.
         """
-        refusal = self._no_place(NoPlace(RefusalCause.NO_ENGINE, 10.0), RequestClass.CHAT)
+        refusal = no_place(NoPlace(RefusalCause.NO_ENGINE, 10.0), self.config.name, RequestClass.CHAT)
         names = dict.fromkeys(name for pool in reversed(self.config.pools) for name in pool.engines)
         for name in names:
             engine = self.engines[name]
@@ -152,7 +152,7 @@ class ModelFlow:
             else:
                 lease, ticket = await self._place_batch(place, ticket, asked_at_s - record.arrived_at_s)
         except NoPlace as none:
-            raise self._no_place(none, place.request_class) from None
+            raise no_place(none, self.config.name, place.request_class) from None
         finally:
             waited_s = self._clock.now_s() - asked_at_s
             if is_chat:
@@ -174,71 +174,13 @@ class ModelFlow:
         retry_after_s = self.gate.retry_after_s(RequestClass.BATCH, place.demand.kv_tokens)
         try:
             turn = await line.wait(place, place=ticket, age_s=age_s)
-        except QueueFull as full:
-            self._metrics.queue_refusals.labels(self.config.name, full.refusal.value).inc()
-            error = ApiError(
-                429,
-                "batch_queue_full",
-                f"The batch queue of {self.config.name} is full: {self._bound_of(full, place.demand.kv_tokens)} Send "
-                "the request again later.",
-                retry_after_s=retry_after_s,
-            )
-            raise Refusal(error, Outcome.REFUSED_QUEUE_FULL) from None
-        except QueueDown:
-            self._metrics.queue_refusals.labels(self.config.name, "down").inc()
-            error = ApiError(
-                503,
-                "batch_queue_unavailable",
-                f"The batch queue of {self.config.name} is away; chat goes on. Send the request again later.",
-                retry_after_s=5,
-            )
-            raise Refusal(error, Outcome.REFUSED_QUEUE_DOWN) from None
-        except QueueClosed:
-            error = ApiError(
-                503,
-                "shutting_down",
-                "This router is stopping before the request's turn came. Send it again; another one takes it.",
-                retry_after_s=5,
-            )
-            raise Refusal(error, Outcome.REFUSED_SHUTDOWN) from None
-        except QueueWaitOver:
-            error = ApiError(
-                503,
-                "batch_queue_wait_over",
-                f"The request waited {self.config.batch.queue_wait_max_s if self.config.batch else 0:g} s in the batch "
-                "queue without finding room. Send it again later.",
-                retry_after_s=retry_after_s,
-            )
-            raise Refusal(error, Outcome.REFUSED_QUEUE_WAIT) from None
+        except (QueueFull, QueueDown, QueueClosed, QueueWaitOver) as error:
+            if isinstance(error, QueueFull):
+                self._metrics.queue_refusals.labels(self.config.name, error.refusal.value).inc()
+            elif isinstance(error, QueueDown):
+                self._metrics.queue_refusals.labels(self.config.name, "down").inc()
+            raise not_queued(error, self.config, place.demand.kv_tokens, retry_after_s) from None
         return turn.lease, turn.ticket
-
-    def _bound_of(self, full: QueueFull, tokens: int) -> str:
-        batch = self.config.batch
-        assert batch is not None, "a queue belongs to a batch pool"
-        if full.refusal is EnqueueRefusal.FULL_REQUESTS:
-            return f"{batch.queue_max_requests:,} requests wait, as many as queue_max_requests allows."
-        return (
-            f"with the {tokens:,} tokens of this request it would hold more than the {batch.queue_max_tokens:,} that "
-            "queue_max_tokens allows."
-        )
-
-    def _no_place(self, none: NoPlace, request_class: RequestClass) -> Refusal:
-        if none.cause is RefusalCause.NO_ENGINE:
-            error = ApiError(
-                503,
-                "no_engine_available",
-                f"No engine of {self.config.name} serves {request_class.value} requests right now. Try again.",
-                retry_after_s=none.retry_after_s,
-            )
-            return Refusal(error, Outcome.REFUSED_NO_ENGINE)
-        error = ApiError(
-            429,
-            "chat_pool_full",
-            f"{self.config.name} has no room for another chat request within its first-token target. Try again in the "
-            "time that Retry-After says.",
-            retry_after_s=none.retry_after_s,
-        )
-        return Refusal(error, Outcome.REFUSED_CHAT_FULL)
 
     # -- one attempt --------------------------------------------------------------------------------------------
 
