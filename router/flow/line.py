@@ -89,6 +89,7 @@ class BatchLine:
         self._owner = owner
         self._waiters: dict[str, _Waiter] = {}
         self._leaving: set[str] = set()
+        self._gone: set[str] = set()
         self._wake = asyncio.Event()
         self._claiming = asyncio.Lock()
         self._is_down = False
@@ -178,11 +179,15 @@ class BatchLine:
             future.result().release()
         else:
             future.cancel()
-            # Past the bound a ticket stays until its turn: the pump finds nobody there and drops it.
-            if len(self._leaving) < _LEAVING_MAX:
-                self._leaving.add(waiter.ticket.id)
+            self._forget(waiter.ticket.id)
         self._head = _Head()
         self._wake.set()
+
+    def _forget(self, ticket_id: str) -> None:
+        """Have the pump take a ticket out of the store. Past the bound it stays until its turn, where it is dropped."""
+        if len(self._leaving) < _LEAVING_MAX:
+            self._leaving.add(ticket_id)
+            self._wake.set()
 
     # -- the pump -----------------------------------------------------------------------------------------------
 
@@ -205,6 +210,8 @@ class BatchLine:
         for ticket_id in tuple(self._leaving):
             await self._store.leave(self._model, ticket_id, self._owner)
             self._leaving.discard(ticket_id)
+            if len(self._gone) < _LEAVING_MAX:
+                self._gone.add(ticket_id)
 
     async def _dispatch(self) -> None:
         """Hand out places while the head fits. One claim is under way at a time, so order is the store's order; after
@@ -253,12 +260,20 @@ class BatchLine:
                 if self._is_down or now_s - self._beaten_at_s > _LEASE_S:
                     await self._restore()
                 self._beaten_at_s = now_s
+                await self._take_out_again()
                 await self._look_after_some()
                 await self._store.reap(self._model)
                 self.stats = await self._store.stats(self._model)
             except QueueDown as error:
                 self._note_down(error)
             await asyncio.sleep(_BEAT_EVERY_S if not self._is_down else _DOWN_PAUSE_S)
+
+    async def _take_out_again(self) -> None:
+        """A call that was cancelled on its way may reach the store after the ticket was taken out, and bring it back
+        for nobody; a beat later nothing is on its way any more."""
+        gone, self._gone = self._gone, set()
+        for ticket_id in gone - self._waiters.keys():
+            await self._store.leave(self._model, ticket_id, self._owner)
 
     async def _look_after_some(self) -> None:
         """A store can lose tickets without a word (emptied, or failed over to a copy that lacks the last writes): each
@@ -275,8 +290,12 @@ class BatchLine:
         """Not while a claim is under way: the ticket may be out of the store because its turn has come."""
         async with self._claiming:
             waiter = self._waiters.get(ticket_id)
-            if waiter is not None and waiter.ticket.seq:
-                await self._store.put_back(self._model, waiter.ticket)
+            if waiter is None or not waiter.ticket.seq:
+                return
+            await self._store.put_back(self._model, waiter.ticket)
+            if self._waiters.get(ticket_id) is not waiter:
+                # It left meanwhile, and its ticket may have been taken out before it was put back.
+                self._forget(ticket_id)
 
     async def _restore(self) -> None:
         """After a silence, ours or the store's: every waiting ticket stands where it stood."""

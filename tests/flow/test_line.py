@@ -524,6 +524,32 @@ def test_a_store_that_forgets_without_ever_being_away_is_told_again_within_a_bea
     with_house(test)
 
 
+def test_a_client_that_leaves_while_its_place_is_looked_after_leaves_no_ticket_before_the_others() -> None:
+    async def test(home: House) -> None:
+        first = await home.wait("first")
+        leaver = await home.later("leaver")
+        put_back, is_put_back = home.store.put_back, asyncio.Event()
+
+        async def slow(model: str, ticket: Ticket) -> None:
+            is_put_back.set()
+            await asyncio.sleep(0.5)
+            await put_back(model, ticket)
+
+        home.store.put_back = slow  # type: ignore[method-assign]  # this one reply takes its time
+        await is_put_back.wait()
+        home.store.put_back = put_back  # type: ignore[method-assign]
+        leaver.cancel()
+        await asyncio.sleep(10)
+        stats = await home.store.stats(MODEL)
+        second = await home.later("second")
+        first.lease.release()
+
+        assert stats.requests == 0
+        assert await home.served(second) == ["second"]
+
+    with_house(test)
+
+
 def test_a_turn_whose_reply_was_lost_is_not_lost() -> None:
     async def test(home: House) -> None:
         first = await home.wait("a")
