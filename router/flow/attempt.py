@@ -191,9 +191,10 @@ class ModelFlow:
         assert pool is not None, "a lease is of a pool that exists"
         record.note_sent(self._clock.now_s())
         result = "answered"
-        metrics = engine.status.metrics
-        if not job.request.stream and metrics is not None and metrics.prefill_s_per_token is not None:
-            lease.expect_first_token(prefill_s(job.demand.prompt_tokens, metrics.prefill_s_per_token))
+        if not job.request.stream:
+            metrics = engine.status.metrics
+            pace = metrics.prefill_s_per_token if metrics is not None else None
+            lease.expect_first_token(prefill_s(job.demand.prompt_tokens, pace))
         try:
             return await self._ask(job, engine, first_byte_limits(pool.timeouts, job), lease, record)
         except AttemptFailed as failed:

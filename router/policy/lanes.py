@@ -12,15 +12,20 @@ from router.policy.quantile import RecentQuantile
 MARGIN_RATIO = 1.3
 #: Above the mean of all prompts, since attention makes a token of a long prompt dearer than one of a short one.
 _PREFILL_MARGIN_RATIO = 1.25
+#: Slower than any engine worth a batch pool (a 70B model on four 48 GB cards over PCIe: 1,500 tokens/s). An engine that
+#: has computed little but one-token probes shows far less: it is their overhead that it measures.
+_SLOWEST_PREFILL_S_PER_TOKEN = 1 / 500
 
 
-def prefill_s(prompt_tokens: int, s_per_token: float) -> float:
-    """How long the prefill of a prompt probably takes, in seconds, on an engine whose mean is `s_per_token`.
+def prefill_s(prompt_tokens: int, s_per_token: float | None) -> float:
+    """How long the prefill of a prompt probably takes, in seconds, on an engine whose mean is `s_per_token` (None where
+    it does not say).
 
     For answers that are not streamed: their first byte comes with their last token and says nothing of the prefill. Too
     short a guess lets two prefills overlap, too long a one leaves a lane idle; neither is an error.
     """
-    return prompt_tokens * s_per_token * _PREFILL_MARGIN_RATIO
+    pace_s = _SLOWEST_PREFILL_S_PER_TOKEN if s_per_token is None else min(s_per_token, _SLOWEST_PREFILL_S_PER_TOKEN)
+    return prompt_tokens * pace_s * _PREFILL_MARGIN_RATIO
 
 
 class ChatReserve:

@@ -28,3 +28,7 @@ def test_the_reserve_is_never_more_than_there_is() -> None:
 def test_a_prefill_is_expected_to_last_a_margin_longer_than_the_mean_of_all_prompts() -> None:
     assert prefill_s(30_000, 0.0001) == 3.75
     assert prefill_s(0, 0.1) == 0
+
+
+def test_an_engine_that_has_seen_only_probes_or_says_nothing_is_taken_for_a_slow_one_not_for_a_dead_one() -> None:
+    assert prefill_s(10_000, 0.3) == prefill_s(10_000, None) == 25.0
