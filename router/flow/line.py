@@ -271,9 +271,11 @@ class BatchLine:
     async def _take_out_again(self) -> None:
         """A call that was cancelled on its way may reach the store after the ticket was taken out, and bring it back
         for nobody; a beat later nothing is on its way any more."""
-        gone, self._gone = self._gone, set()
-        for ticket_id in gone - self._waiters.keys():
-            await self._store.leave(self._model, ticket_id, self._owner)
+        for ticket_id in tuple(self._gone):
+            if ticket_id not in self._waiters:
+                await self._store.leave(self._model, ticket_id, self._owner)
+            # Only now: what the store did not hear of because it went away is told it again when it is back.
+            self._gone.discard(ticket_id)
 
     async def _look_after_some(self) -> None:
         """A store can lose tickets without a word (emptied, or failed over to a copy that lacks the last writes): each

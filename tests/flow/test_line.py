@@ -550,6 +550,32 @@ def test_a_client_that_leaves_while_its_place_is_looked_after_leaves_no_ticket_b
     with_house(test)
 
 
+def test_a_ticket_that_came_back_for_nobody_goes_also_if_the_store_goes_away_while_told_so() -> None:
+    async def test(home: House) -> None:
+        first = await home.wait("first")
+        leaver = await home.later("leaver")
+        stood = home.line._waiters["leaver"].ticket
+        leaver.cancel()
+        await home.settle()
+        leave, is_asked_again = home.store.leave, asyncio.Event()
+
+        async def away(model: str, ticket_id: str, owner: str) -> bool:
+            is_asked_again.set()
+            raise QueueDown("away")
+
+        await home.store.put_back(MODEL, stood)
+        home.store.leave = away  # type: ignore[method-assign]  # this one call finds nobody
+        await is_asked_again.wait()
+        home.store.leave = leave  # type: ignore[method-assign]
+        await asyncio.sleep(5)
+        stats = await home.store.stats(MODEL)
+        first.lease.release()
+
+        assert stats.requests == 0
+
+    with_house(test)
+
+
 def test_a_turn_whose_reply_was_lost_is_not_lost() -> None:
     async def test(home: House) -> None:
         first = await home.wait("a")
