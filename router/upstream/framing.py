@@ -6,9 +6,11 @@ Rules of this file:
   except on the blank line of an event whose other lines end in a bare CR.
 - No more than `max_event_bytes` of an unfinished event are held: a bigger one passes in opaque pieces until it ends.
 
-It must never know what an event says: that is `sse.py`. Source of the format: WHATWG HTML, "Server-sent events".
+It must never know what an event says, save the words (`_TELLING`) that make one worth a look: that look is `sse.py`'s.
+Source of the format: WHATWG HTML, "Server-sent events".
 """
 
+import re
 from typing import Literal
 
 import msgspec
@@ -16,6 +18,11 @@ import msgspec
 MAX_EVENT_BYTES = 1 << 20
 
 _BOM = b"\xef\xbb\xbf"
+
+#: An event without any of these has nothing to say but its tokens. Inside a JSON string the quotes would be escaped.
+_TELLING = re.compile(rb'"(?:error|abort|usage)"')
+#: What some engines put into every chunk until the last.
+_NO_USAGE = b'"usage":null'
 
 EventKind = Literal["data", "comment", "opaque"]
 
@@ -66,13 +73,32 @@ class EventSplitter:
         self._ended_in_bare_cr = False
         self._is_opaque = False
 
+    def split_plain(self, chunk: bytes) -> int | None:
+        """How many events `chunk` is, where they need no look: nothing was pending, each begins with `data:` and is
+        whole, lines end in LF, no blank line is stray, and none of the words that make an event worth a look is in it.
+        `chunk` may then be passed on as it is and must not be fed.
+
+        None in any other case: then it has to be fed. Only for a stream whose first token was seen.
+        """
+        if self._buffer or self._is_opaque or len(chunk) > self._max_event_bytes:
+            return None
+        if not chunk.startswith(b"data:") or not chunk.endswith(b"\n\n") or b"\r" in chunk or _tells(chunk):
+            return None
+        if chunk.find(b"\n") == len(chunk) - 2:
+            return 1
+        events = chunk.count(b"\n\n")
+        return events if b"\n\n\n" not in chunk and chunk.count(b"\n\ndata:") == events - 1 else None
+
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, oldest first, and pieces of an event that is too big to hold."""
         events: list[Event] = []
         if self._buffer or self._is_opaque or b"\r" in chunk:
             self._buffer += chunk
         else:
-            self._buffer += self._split_lf(chunk, events)
+            rest = self._split_lf(chunk, events)
+            if not rest:
+                return events
+            self._buffer += rest
         while (end := self._scan()) is not None:
             events.append(self._take(end))
         if len(self._buffer) > self._max_event_bytes:
@@ -154,6 +180,12 @@ class EventSplitter:
         self._is_at_line_start = True
         self._ended_in_bare_cr = False
         self._is_opaque = False
+
+
+def _tells(chunk: bytes) -> bool:
+    if _TELLING.search(chunk) is None:
+        return False
+    return len(_TELLING.findall(chunk)) != chunk.count(_NO_USAGE)
 
 
 def _kind(raw: bytes) -> EventKind:

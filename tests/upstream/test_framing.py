@@ -140,3 +140,62 @@ def test_an_event_over_the_limit_is_opaque_also_where_it_comes_in_one_chunk() ->
         big = b"data: " + b"x" * 5000 + end + end
 
         assert [event.kind for event in split(big, max_event_bytes=1000)] == ["opaque"]
+
+
+# -- chunks that need no look -------------------------------------------------------------------------------------
+
+TOKEN = b"data: " + TEXT + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("chunk", "events"),
+    [
+        (TOKEN, 1),
+        (TOKEN * 5, 5),
+        (b"data: [DONE]\n\n", 1),
+        (b"data:x\ndata: y\n\n" + TOKEN, 2),
+        (b'data: {"choices":[],"usage":null}\n\n' * 2, 2),
+        (TOKEN.replace(b"ok", b'\\"usage\\" \\"error\\"'), 1),
+        (b"", None),
+        (TOKEN[:-1], None),
+        (TOKEN[1:], None),
+        (TOKEN + b"\n", None),
+        (TOKEN + b"\n" + TOKEN, None),
+        (TOKEN + b": ping\n\n", None),
+        (b": ping\n\n" + TOKEN, None),
+        (b"event: x\n" + TOKEN, None),
+        (TOKEN.replace(b"\n", b"\r\n"), None),
+        (TOKEN + b"data: a\r\r\n\n", None),
+        (b'data: {"usage":{"prompt_tokens":1}}\n\n', None),
+        (b'data: {"usage":null}\n\ndata: {"usage": {}}\n\n', None),
+        (b'data: {"error":{"code":500}}\n\n', None),
+        (b'data: {"choices":[{"finish_reason":"abort"}]}\n\n', None),
+    ],
+)
+def test_a_chunk_of_whole_data_events_with_nothing_to_tell_needs_no_look(chunk: bytes, events: int | None) -> None:
+    assert EventSplitter().split_plain(chunk) == events
+
+
+@pytest.mark.parametrize("pending", [b"d", b"data: x\n", b"\r", b"data: x\n\r", b"data: " + b"x" * 2000])
+def test_what_follows_an_unfinished_event_has_to_be_fed(pending: bytes) -> None:
+    splitter = EventSplitter(max_event_bytes=1000)
+    splitter.feed(pending)
+
+    assert splitter.split_plain(TOKEN) is None
+
+
+def test_an_event_over_the_limit_has_to_be_fed() -> None:
+    assert EventSplitter(max_event_bytes=10).split_plain(TOKEN) is None
+
+
+def test_chunks_that_need_no_look_are_the_same_events_as_when_they_are_fed() -> None:
+    rng = random.Random(3)
+    for _ in range(3_000):
+        chunk = b"data:" + bytes(rng.choices(b"\n\r: ad", (6, 1, 1, 1, 1, 1), k=rng.randint(0, 30))) + b"\n\n"
+        fed = EventSplitter()
+
+        events = EventSplitter().split_plain(chunk)
+
+        if events is not None:
+            assert [event.kind for event in fed.feed(chunk)] == ["data"] * events
+            assert fed.flush() == []
