@@ -10,7 +10,8 @@ this module until it hands out an `Answer`, then the answer.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from router.clock import Clock
 from router.config.model import ModelConfig, TimeoutConfig
@@ -66,6 +67,8 @@ class ModelFlow:
         self._clock = clock
         self._metrics = metrics
         self._rules = RetryRules(config.attempts_max, config.retry_started)
+        chat = config.chat
+        self._hold_s = chat.ttft_target_s * chat.hold_ratio if chat is not None else 0.0
 
     async def send(self, job: Job, record: RequestRecord) -> Answer:
         """An answer whose status is known and of which the client has seen nothing yet; the caller closes it.
@@ -81,13 +84,15 @@ class ModelFlow:
         while True:
             place = PlaceRequest(job.place_id, job.request_class, job.demand, excluded, job.only, hold_until_s)
             try:
-                lease, ticket = await self._place(place, ticket, record)
+                if job.request_class is RequestClass.CHAT:
+                    lease = await self._place_chat(place, record)
+                else:
+                    lease, ticket = await self._place_batch(place, ticket, record)
             except Refusal as refusal:
                 if last is not None and (refusal.outcome is Outcome.REFUSED_NO_ENGINE or last.failure.can_have_started):
                     refusal = Refusal(last.error, last.outcome)
                 return await self.relays.send(job, record, budget, refusal)
-            if hold_until_s is None and self.config.chat is not None:
-                hold_until_s = record.arrived_at_s + self.config.chat.ttft_target_s * self.config.chat.hold_ratio
+            self._note_place(lease, record)
             budget.begin()
             record.attempts = budget.attempts
             try:
@@ -95,6 +100,7 @@ class ModelFlow:
             except AttemptFailed as failed:
                 last = failed
                 record.sent_at_s = None
+                hold_until_s = record.arrived_at_s + self._hold_s
                 if job.request_class is RequestClass.BATCH and failed.failure.passes:
                     # It costs batch time, which it has, not attempts; the queue's longest wait bounds it.
                     self.gate.pause(lease.engine, _BATCH_PAUSE_S)
@@ -141,73 +147,75 @@ class ModelFlow:
         record.request_class, record.reason = RequestClass.CHAT, Reason.PINNED.value
         return replace(job, request_class=RequestClass.CHAT)
 
-    async def _place(
-        self, place: PlaceRequest, ticket: Ticket | None, record: RequestRecord
-    ) -> tuple[Lease, Ticket | None]:
-        is_chat = place.request_class is RequestClass.CHAT
-        asked_at_s = self._clock.now_s()
+    async def _place_chat(self, place: PlaceRequest, record: RequestRecord) -> Lease:
         try:
-            if is_chat:
-                lease = await self.gate.admit_chat(place)
-            else:
-                lease, ticket = await self._place_batch(place, ticket, asked_at_s - record.arrived_at_s)
+            lease = self.gate.try_chat(place)
+            if lease is not None:
+                return lease
+            held_at_s = self._clock.now_s()
+            try:
+                return await self.gate.hold(place)
+            finally:
+                record.hold_wait_s += self._clock.now_s() - held_at_s
         except NoPlace as none:
             raise no_place(none, self.config.name, place.request_class) from None
-        finally:
-            waited_s = self._clock.now_s() - asked_at_s
-            if is_chat:
-                record.hold_wait_s += waited_s
-            else:
-                record.queue_wait_s += waited_s
-        record.pool = lease.pool.value
-        record.engine = lease.engine
-        if lease.borrowed and ",borrowed" not in record.reason:
-            record.reason += ",borrowed"
-            self._metrics.borrowed.labels(self.config.name).inc()
-        return lease, ticket
 
-    async def _place_batch(self, place: PlaceRequest, ticket: Ticket | None, age_s: float) -> tuple[Lease, Ticket]:
+    async def _place_batch(
+        self, place: PlaceRequest, ticket: Ticket | None, record: RequestRecord
+    ) -> tuple[Lease, Ticket]:
         line = self.line
         assert line is not None, "a batch pool has a line"
-        if ticket is None and not self.gate.may_ever_place(place):
-            raise NoPlace(RefusalCause.NO_ENGINE, 10.0)
-        retry_after_s = self.gate.retry_after_s(RequestClass.BATCH, place.demand.kv_tokens)
+        asked_at_s = self._clock.now_s()
         try:
-            turn = await line.wait(place, place=ticket, age_s=age_s)
+            if ticket is None and not self.gate.may_ever_place(place):
+                raise NoPlace(RefusalCause.NO_ENGINE, 10.0)
+            retry_after_s = self.gate.retry_after_s(RequestClass.BATCH, place.demand.kv_tokens)
+            turn = await line.wait(place, place=ticket, age_s=asked_at_s - record.arrived_at_s)
+        except NoPlace as none:
+            raise no_place(none, self.config.name, place.request_class) from None
         except (QueueFull, QueueDown, QueueClosed, QueueWaitOver) as error:
             if isinstance(error, QueueFull):
                 self._metrics.queue_refusals.labels(self.config.name, error.refusal.value).inc()
             elif isinstance(error, QueueDown):
                 self._metrics.queue_refusals.labels(self.config.name, "down").inc()
             raise not_queued(error, self.config, place.demand.kv_tokens, retry_after_s) from None
+        finally:
+            record.queue_wait_s += self._clock.now_s() - asked_at_s
         return turn.lease, turn.ticket
+
+    def _note_place(self, lease: Lease, record: RequestRecord) -> None:
+        record.pool = lease.pool.value
+        record.engine = lease.engine
+        if lease.borrowed and ",borrowed" not in record.reason:
+            record.reason += ",borrowed"
+            self._metrics.borrowed.labels(self.config.name).inc()
 
     # -- one attempt --------------------------------------------------------------------------------------------
 
     async def _try_engine(self, job: Job, lease: Lease, record: RequestRecord) -> Answer:
         """One request to one engine. Raises `AttemptFailed`; the lease is then back."""
         engine = self.engines[lease.engine]
-        pool = self.config.pool(lease.pool)
+        pool = self.config.chat if lease.pool is RequestClass.CHAT else self.config.batch
         assert pool is not None, "a lease is of a pool that exists"
-        record.note_sent(self._clock.now_s())
-        result = "answered"
+        limits = pool.timeouts
         if not job.request.stream:
+            limits = first_byte_limits(limits, job)
             metrics = engine.status.metrics
             pace = metrics.prefill_s_per_token if metrics is not None else None
             lease.expect_first_token(prefill_s(job.demand.prompt_tokens, pace))
+        record.note_sent(self._clock.now_s())
         try:
-            return await self._ask(job, engine, first_byte_limits(pool.timeouts, job), lease, record)
-        except AttemptFailed as failed:
-            result = failed.failure.value
-            _tell(engine, failed)
-            lease.release()
-            raise
-        except BaseException:
+            answer = await self._ask(job, engine, limits, lease, record)
+        except BaseException as error:
             result = "left"
+            if isinstance(error, AttemptFailed):
+                result = error.failure.value
+                _tell(engine, error)
             lease.release()
+            self._metrics.attempted(self.config.name, engine.name, result)
             raise
-        finally:
-            self._metrics.attempts.labels(self.config.name, lease.engine, result).inc()
+        self._metrics.attempted(self.config.name, engine.name, "answered")
+        return answer
 
     async def _ask(
         self, job: Job, engine: Engine, limits: TimeoutConfig, lease: Lease | None, record: RequestRecord

@@ -118,6 +118,10 @@ class Metrics:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
+    def attempted(self, model: str, target: str, result: str) -> None:
+        """One try on an engine or relay is over."""
+        self.attempts.labels(model, target, result).inc()
+
     def finish(self, record: RequestRecord) -> None:
         """Write the one set of request series of a finished request."""
         assert record.outcome is not None, "a request ends in one outcome"

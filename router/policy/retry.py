@@ -13,6 +13,8 @@ anything after the first byte to the client          -                  never
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 
 class Failure(StrEnum):
     """How an attempt failed before its first byte went to the client."""
@@ -47,8 +49,7 @@ class RetryRules:
     retry_started: bool = False
 
 
-@dataclass(slots=True)
-class AttemptBudget:
+class AttemptBudget(msgspec.Struct):
     """What is left for one request. Not shared between requests."""
 
     rules: RetryRules
