@@ -8,12 +8,13 @@ and changing state nothing is awaited.
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from router.clock import Clock
 from router.flow.lease import Lease
 from router.policy.admission import Admission, AdmissionSnapshot
-from router.policy.decision import Admitted, Decision, Held, Offer, RefusalCause, Refused
+from router.policy.decision import Admitted, Decision, Held, Offer, RefusalCause, Refused, Waiting
 from router.policy.demand import Demand, RequestClass
 
 
@@ -26,8 +27,7 @@ class NoPlace(Exception):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceRequest:
+class PlaceRequest(msgspec.Struct, frozen=True, gc=False):
     """What the gate is asked for. `excluded`: engines tried already; `only`: the one that can answer."""
 
     request_id: str
@@ -57,13 +57,27 @@ class Gate:
 
         Raises: `NoPlace`. Cancelled while held, the request is withdrawn and holds nothing.
         """
+        lease = self.try_chat(request)
+        return lease if lease is not None else await self.hold(request)
+
+    def try_chat(self, request: PlaceRequest) -> Lease | None:
+        """A place for a chat request at once, or None: it is then held, and `hold` must be awaited next, with nothing
+        awaited in between.
+
+        Raises: `NoPlace`.
+        """
         decision = self._offer(request)
-        if isinstance(decision, Held):
-            decision = await self._wait_held(request.request_id)
-        if isinstance(decision, Admitted):
-            return self._lease(decision, request.demand)
-        assert isinstance(decision, Refused), "chat is admitted, held or refused"
-        raise NoPlace(decision.cause, decision.retry_after_s)
+        if type(decision) is Held:
+            return None
+        assert type(decision) is not Waiting, "only batch waits in a line"
+        return self._lease(decision, request.demand)
+
+    async def hold(self, request: PlaceRequest) -> Lease:
+        """The place that a held request gets in the end.
+
+        Raises: `NoPlace`. Cancelled, the request is withdrawn and holds nothing.
+        """
+        return self._lease(await self._wait_held(request.request_id), request.demand)
 
     def try_batch(self, request: PlaceRequest) -> Lease | None:
         """A place for a batch request now, or None.
@@ -71,9 +85,8 @@ class Gate:
         Raises: `NoPlace` where the engines that may take it are gone.
         """
         decision = self._offer(request)
-        if isinstance(decision, Refused):
-            raise NoPlace(decision.cause, decision.retry_after_s)
-        return self._lease(decision, request.demand) if isinstance(decision, Admitted) else None
+        assert type(decision) is not Held, "only chat is held"
+        return None if type(decision) is Waiting else self._lease(decision, request.demand)
 
     def room_tokens(self) -> int:
         """The largest batch demand that could start now."""
@@ -133,18 +146,18 @@ class Gate:
     # -- driving ------------------------------------------------------------------------------------------------
 
     def _offer(self, request: PlaceRequest) -> Decision:
+        draw = self._rng.random
         offer = Offer(
             request.request_id,
             request.request_class,
             request.demand,
-            sample=self._rng.random(),
-            spread=self._rng.random(),
-            excluded=request.excluded,
-            only=request.only,
-            hold_until_s=request.hold_until_s,
+            draw(),
+            draw(),
+            request.excluded,
+            request.only,
+            request.hold_until_s,
         )
-        (decision,) = self._admission.offer(offer, self._clock.now_s())
-        return decision
+        return self._admission.offer(offer, self._clock.now_s())
 
     async def _wait_held(self, request_id: str) -> Admitted | Refused:
         future: asyncio.Future[Admitted | Refused] = asyncio.get_running_loop().create_future()
@@ -181,12 +194,9 @@ class Gate:
         self._carry_out(self._admission.expire(self._clock.now_s()))
         self._set_timer()
 
-    def _lease(self, admitted: Admitted, demand: Demand) -> Lease:
-        return Lease(
-            self,
-            admitted.request_id,
-            engine=admitted.engine,
-            pool=admitted.pool,
-            borrowed=admitted.borrowed,
-            demand=demand,
-        )
+    def _lease(self, decision: Decision, demand: Demand) -> Lease:
+        """Raises: `NoPlace` where the decision is none."""
+        if type(decision) is Admitted:
+            return Lease(self, decision, demand)
+        assert type(decision) is Refused, "a request that waits has no lease yet"
+        raise NoPlace(decision.cause, decision.retry_after_s)

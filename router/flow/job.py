@@ -1,8 +1,9 @@
 """A request on its way through the flow, and the end of one that gets no answer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from router.errors import ApiError
 from router.policy.demand import Demand, RequestClass
@@ -21,8 +22,7 @@ class Refusal(Exception):
         self.outcome = outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """A request on its way. `place_id` is unique in this process. `edits` change the body further. `only`: the one
     engine that can answer it. `may_relay`: not where another router relayed it already.
     `request_class` and `demand` are what sizing found; a call that only tokenizes keeps the defaults."""
@@ -34,4 +34,4 @@ class Job:
     may_relay: bool = True
     request_class: RequestClass = RequestClass.CHAT
     demand: Demand = _NO_DEMAND
-    edits: Mapping[str, Any] = field(default_factory=dict)
+    edits: Mapping[str, Any] = msgspec.field(default_factory=dict)

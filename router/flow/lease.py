@@ -5,10 +5,12 @@ idempotent, so that no cancellation can lose it.
 """
 
 import asyncio
-from dataclasses import replace
 from typing import Protocol
 
-from router.policy.demand import Demand, RequestClass
+from msgspec.structs import replace
+
+from router.policy.decision import Admitted
+from router.policy.demand import Demand
 
 #: A request without a cap is charged again each time it has outgrown its reserve by this many tokens.
 _GROWTH_STEP_TOKENS = 64
@@ -29,15 +31,13 @@ class Lease:
 
     __slots__ = ("_grows_at_tokens", "_holder", "_id", "_open", "_timer", "borrowed", "demand", "engine", "pool")
 
-    def __init__(
-        self, holder: LeaseHolder, request_id: str, *, engine: str, pool: RequestClass, borrowed: bool, demand: Demand
-    ) -> None:
-        self.engine = engine
-        self.pool = pool
-        self.borrowed = borrowed
+    def __init__(self, holder: LeaseHolder, admitted: Admitted, demand: Demand) -> None:
+        self.engine = admitted.engine
+        self.pool = admitted.pool
+        self.borrowed = admitted.borrowed
         self.demand = demand
         self._holder = holder
-        self._id = request_id
+        self._id = admitted.request_id
         self._open = True
         self._timer: asyncio.TimerHandle | None = None
         self._grows_at_tokens = demand.output_tokens * demand.sequences

@@ -97,7 +97,7 @@ class BatchLine:
         self._beaten_at_s = float("-inf")
         self._head = _Head()
         self.stats = QueueStats(0, 0, 0.0)
-        gate.on_room = self._wake.set
+        gate.on_room = self._note_room
 
     @property
     def is_up(self) -> bool:
@@ -187,6 +187,11 @@ class BatchLine:
         """Have the pump take a ticket out of the store. Past the bound it stays until its turn, where it is dropped."""
         if len(self._leaving) < _LEAVING_MAX:
             self._leaving.add(ticket_id)
+            self._wake.set()
+
+    def _note_room(self) -> None:
+        """A place may have come free. Called for every request of the model, chat too: it has to be cheap."""
+        if self._waiters:
             self._wake.set()
 
     # -- the pump -----------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ stands in; how the call ended is decided in one place, and one `RequestRecord` s
 import asyncio
 import itertools
 import logging
-from dataclasses import replace
 
+from msgspec.structs import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config.model import KeyConfig

@@ -13,15 +13,19 @@ among what is admitted or held.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from router.policy.choice import two_choices_first
+from router.policy.choice import two_of
 from router.policy.decision import Admitted, Decision, Held, Offer, RefusalCause, Refused, Waiting
 from router.policy.demand import Demand, RequestClass
 from router.policy.drain import DrainMeter
 from router.policy.lanes import ChatReserve
 from router.policy.ledger import EngineLimits, Ledger, LedgerSnapshot
+
+_CHAT, _BATCH = RequestClass.CHAT, RequestClass.BATCH
+_NOBODY: frozenset[str] = frozenset()
+_NOTHING: Sequence[Decision] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +46,27 @@ class AdmissionRules:
     borrow: bool = True
     chat_reserve_ratio: float = 0.0
 
-    def pool(self, request_class: RequestClass) -> PoolRules | None:
-        return self.chat if request_class is RequestClass.CHAT else self.batch
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Engine:
+    """`reserve`: only where chat and batch share the engine."""
+
+    name: str
     ledger: Ledger
-    reserve: ChatReserve
+    reserve: ChatReserve | None
     serving: bool = False
     paused_until_s: float = float("-inf")
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """`serving`: those of `engines` that serve, in configured order; kept so that choosing need not look for them.
+    A class without a pool has one without engines."""
+
+    request_class: RequestClass
+    engines: tuple[_Engine, ...]
+    serving: tuple[_Engine, ...] = ()
+    drain: DrainMeter = field(default_factory=DrainMeter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +78,6 @@ class AdmissionSnapshot:
     held_tokens: int
 
 
-@dataclass(slots=True)
-class _Place:
-    engine: str
-    pool: RequestClass
-
-
 class Admission:
     """The account of one model. `limits` per engine name; an engine may serve both pools (two lanes)."""
 
@@ -76,79 +85,89 @@ class Admission:
         self, rules: AdmissionRules, limits: Mapping[str, EngineLimits], capacity_tokens: Mapping[str, int]
     ) -> None:
         self._rules = rules
+        shared = _shared(rules)
         self._engines = {
-            name: _Engine(Ledger(capacity_tokens[name], limits[name]), ChatReserve(self._reserve_ratio(name)))
+            name: _Engine(
+                name,
+                Ledger(capacity_tokens[name], limits[name]),
+                ChatReserve(rules.chat_reserve_ratio) if name in shared else None,
+            )
             for name in limits
         }
+        self._chat = _Pool(_CHAT, self._engines_of(rules.chat))
+        self._batch = _Pool(_BATCH, self._engines_of(rules.batch))
         self._held: OrderedDict[str, tuple[Offer, float]] = OrderedDict()
-        self._places: dict[str, _Place] = {}
-        self._drain = {request_class: DrainMeter() for request_class in RequestClass}
-        for name in self._engines:
-            self._update_reserve(name)
+        self._places: dict[str, tuple[_Engine, _Pool]] = {}
+        #: When the last pause ends.
+        self._paused_until_s = float("-inf")
+        for engine in self._engines.values():
+            _update_reserve(engine)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def offer(self, offer: Offer, now_s: float) -> list[Decision]:
-        """A request asks for a place; exactly one decision about it comes back."""
+    def offer(self, offer: Offer, now_s: float) -> Decision:
+        """A request asks for a place; the one decision about it comes back."""
         assert offer.request_id not in self._places, "a request has one place at a time"
         assert offer.request_id not in self._held, "a request is held once"
-        is_chat = offer.request_class is RequestClass.CHAT
-        return [self._offer_chat(offer, now_s) if is_chat else self._offer_batch(offer, now_s)]
+        return self._offer_chat(offer, now_s) if offer.request_class is _CHAT else self._offer_batch(offer, now_s)
 
-    def first_token(self, request_id: str, now_s: float) -> list[Decision]:
+    def first_token(self, request_id: str, now_s: float) -> Sequence[Decision]:
         """Prefill is over: a lane came free."""
         place = self._places.get(request_id)
-        if place is None or not self._engines[place.engine].ledger.first_token(request_id):
-            return []
-        return self._serve_held(now_s)
+        if place is None or not place[0].ledger.first_token(request_id):
+            return _NOTHING
+        return self._serve_held(now_s) if self._held else _NOTHING
 
-    def true_up(self, request_id: str, demand: Demand, now_s: float) -> list[Decision]:
+    def true_up(self, request_id: str, demand: Demand, now_s: float) -> Sequence[Decision]:
         """What the request really holds, from `usage` or from the tokens seen so far."""
         place = self._places.get(request_id)
         if place is None:
-            return []
-        freed = self._engines[place.engine].ledger.true_up(request_id, demand)
-        return self._serve_held(now_s) if freed > 0 else []
+            return _NOTHING
+        freed = place[0].ledger.true_up(request_id, demand)
+        return self._serve_held(now_s) if freed > 0 and self._held else _NOTHING
 
-    def finish(self, request_id: str, now_s: float) -> list[Decision]:
+    def finish(self, request_id: str, now_s: float) -> Sequence[Decision]:
         """The request is over, however it ended. Idempotent; also withdraws one that is still held."""
-        if self._held.pop(request_id, None) is not None:
-            return self._serve_held(now_s)
         place = self._places.pop(request_id, None)
-        if place is None:
-            return []
-        freed = self._engines[place.engine].ledger.finish(request_id)
-        self._drain[place.pool].note(freed, now_s)
-        return self._serve_held(now_s)
+        if place is not None:
+            engine, pool = place
+            pool.drain.note(engine.ledger.finish(request_id), now_s)
+        elif self._held.pop(request_id, None) is None:
+            return _NOTHING
+        return self._serve_held(now_s) if self._held else _NOTHING
 
-    def expire(self, now_s: float) -> list[Decision]:
+    def expire(self, now_s: float) -> Sequence[Decision]:
         """End the holds whose time is over: borrowed, or refused. A pause that is over makes places, too."""
         over = [offer for offer, until_s in self._held.values() if until_s <= now_s]
         decisions: list[Decision] = []
         for offer in over:
             del self._held[offer.request_id]
-            decisions.append(self._place(offer, RequestClass.CHAT, now_s) or self._last_resort(offer, now_s))
-        return decisions + self._serve_held(now_s)
+            decisions.append(self._place(offer, self._chat, now_s) or self._last_resort(offer, now_s))
+        decisions.extend(self._serve_held(now_s))
+        return decisions
 
     # -- engines ------------------------------------------------------------------------------------------------
 
-    def resize(self, engine: str, capacity_tokens: int, block_size_tokens: int, now_s: float) -> list[Decision]:
+    def resize(self, engine: str, capacity_tokens: int, block_size_tokens: int, now_s: float) -> Sequence[Decision]:
         """The engine said what it has. A smaller capacity takes nothing back; new requests wait until it fits."""
-        ledger = self._engines[engine].ledger
-        ledger.capacity_tokens = capacity_tokens
-        ledger.block_size_tokens = block_size_tokens
-        self._update_reserve(engine)
+        state = self._engines[engine]
+        state.ledger.capacity_tokens = capacity_tokens
+        state.ledger.block_size_tokens = block_size_tokens
+        _update_reserve(state)
         return self._serve_held(now_s)
 
-    def set_serving(self, engine: str, serving: bool, now_s: float) -> list[Decision]:
+    def set_serving(self, engine: str, serving: bool, now_s: float) -> Sequence[Decision]:
         """Only serving engines are chosen; what runs elsewhere is not touched."""
         self._engines[engine].serving = serving
+        for pool in (self._chat, self._batch):
+            pool.serving = tuple([each for each in pool.engines if each.serving])
         return self._serve_held(now_s)
 
     def pause(self, engine: str, until_s: float) -> None:
         """The engine said 503: backpressure. It is left alone for a moment."""
         state = self._engines[engine]
         state.paused_until_s = max(state.paused_until_s, until_s)
+        self._paused_until_s = max(self._paused_until_s, until_s)
 
     def next_expiry_s(self, now_s: float) -> float | None:
         """When `expire` is due next: a hold or a pause ends. None while nobody is held."""
@@ -161,18 +180,18 @@ class Admission:
 
     def room_tokens(self, now_s: float) -> int:
         """The largest batch cost that could start somewhere now; 0 for none."""
-        names = self._available(RequestClass.BATCH, now_s)
-        return max((self._engines[name].ledger.room_tokens(RequestClass.BATCH) for name in names), default=0)
+        engines = self._available(self._batch, now_s)
+        return max((engine.ledger.room_tokens(_BATCH) for engine in engines), default=0)
 
     def is_serving(
-        self, request_class: RequestClass, *, excluded: frozenset[str] = frozenset(), only: str | None = None
+        self, request_class: RequestClass, *, excluded: frozenset[str] = _NOBODY, only: str | None = None
     ) -> bool:
         """Whether any engine of the pool serves that is not `excluded` and, with `only`, is that one."""
-        return bool(self._serving(request_class, excluded, only))
+        return bool(_allowed(self._pool(request_class).serving, excluded, only))
 
     def retry_after_s(self, request_class: RequestClass, missing_tokens: int, now_s: float, spread: float) -> float:
         """Seconds until `missing_tokens` will have come back to the pool, by its measured drain."""
-        return self._drain[request_class].retry_after_s(missing_tokens, now_s, spread=spread)
+        return self._pool(request_class).drain.retry_after_s(missing_tokens, now_s, spread=spread)
 
     def snapshot(self) -> AdmissionSnapshot:
         return AdmissionSnapshot(
@@ -184,24 +203,24 @@ class Admission:
     # -- chat ---------------------------------------------------------------------------------------------------
 
     def _offer_chat(self, offer: Offer, now_s: float) -> Decision:
-        pool = self._rules.chat
-        if pool is None or not self._may_take(RequestClass.CHAT, offer):
+        rules = self._rules.chat
+        if rules is None or not self._may_take(self._chat, offer):
             return self._last_resort(offer, now_s)
-        admitted = self._place(_avoiding(offer, self._awaited()), RequestClass.CHAT, now_s)
+        admitted = self._place(offer, self._chat, now_s, avoiding=self._awaited() if self._held else _NOBODY)
         if admitted is not None:
             return admitted
-        until_s = offer.hold_until_s if offer.hold_until_s is not None else now_s + pool.hold_s
-        if len(self._held) >= pool.hold_max_requests or until_s <= now_s:
+        until_s = offer.hold_until_s if offer.hold_until_s is not None else now_s + rules.hold_s
+        if len(self._held) >= rules.hold_max_requests or until_s <= now_s:
             return self._last_resort(offer, now_s)
         self._held[offer.request_id] = (offer, until_s)
         return Held(offer.request_id, until_s)
 
     def _awaited(self) -> frozenset[str]:
         """The engines that held ones wait for."""
-        serving = frozenset(self._serving(RequestClass.CHAT))
-        awaited: frozenset[str] = frozenset()
+        serving = _names(self._chat.serving)
+        awaited = _NOBODY
         for offer, _ in self._held.values():
-            awaited |= frozenset(self._may_take(RequestClass.CHAT, offer))
+            awaited |= _names(self._may_take(self._chat, offer))
             if awaited >= serving:
                 break
         return awaited
@@ -210,24 +229,26 @@ class Admission:
         """No more waiting in the chat pool: borrow, or refuse."""
         may_borrow = self._rules.borrow or offer.only is not None
         if may_borrow:
-            borrowed = self._place(offer, RequestClass.BATCH, now_s)
+            borrowed = self._place(offer, self._batch, now_s)
             if borrowed is not None:
                 return borrowed
-        serving = self._may_take(RequestClass.CHAT, offer) or (may_borrow and self._may_take(RequestClass.BATCH, offer))
+        serving = self._may_take(self._chat, offer) or (may_borrow and self._may_take(self._batch, offer))
         ahead = sum(other.demand.kv_tokens for other, _ in self._held.values())
         return self._refused(offer, RefusalCause.SATURATED if serving else RefusalCause.NO_ENGINE, ahead, now_s)
 
-    def _serve_held(self, now_s: float) -> list[Decision]:
+    def _serve_held(self, now_s: float) -> Sequence[Decision]:
         """Give free places to the held ones; of those that wait for the same engine, first come first served."""
+        if not self._held:
+            return _NOTHING
         decisions: list[Decision] = []
-        awaited: frozenset[str] = frozenset()
-        serving = frozenset(self._serving(RequestClass.CHAT))
+        awaited = _NOBODY
+        serving = _names(self._chat.serving)
         for offer, _ in tuple(self._held.values()):
             if awaited >= serving:
                 break
-            admitted = self._place(_avoiding(offer, awaited), RequestClass.CHAT, now_s)
+            admitted = self._place(offer, self._chat, now_s, avoiding=awaited)
             if admitted is None:
-                awaited |= frozenset(self._may_take(RequestClass.CHAT, offer))
+                awaited |= _names(self._may_take(self._chat, offer))
             else:
                 del self._held[offer.request_id]
                 decisions.append(admitted)
@@ -236,80 +257,100 @@ class Admission:
     # -- batch --------------------------------------------------------------------------------------------------
 
     def _offer_batch(self, offer: Offer, now_s: float) -> Decision:
-        admitted = self._place(offer, RequestClass.BATCH, now_s)
+        admitted = self._place(offer, self._batch, now_s)
         if admitted is not None:
             return admitted
         # The line waits for its pool as a whole; a request for engines that are gone would stand before all others.
         is_restricted = bool(offer.excluded) or offer.only is not None
-        if is_restricted and not self._may_take(RequestClass.BATCH, offer):
+        if is_restricted and not self._may_take(self._batch, offer):
             return self._refused(offer, RefusalCause.NO_ENGINE, 0, now_s)
         return Waiting(offer.request_id)
 
     # -- places -------------------------------------------------------------------------------------------------
 
-    def _place(self, offer: Offer, pool: RequestClass, now_s: float) -> Admitted | None:
-        """Commit `offer` on an engine of `pool`, the less loaded of two drawn ones first."""
-        names = self._available(pool, now_s, excluded=offer.excluded, only=offer.only)
-        for name in two_choices_first(names, offer.sample, self._load_ratio):
-            ledger = self._engines[name].ledger
-            if pool is not offer.request_class and offer.only is None and not self._may_borrow(ledger):
-                continue
-            if ledger.offer(offer.request_id, offer.request_class, offer.demand) is None:
-                self._places[offer.request_id] = _Place(name, pool)
-                self._drain[pool].begin(now_s)
-                if offer.request_class is RequestClass.CHAT:
-                    self._engines[name].reserve.note(ledger.held_tokens(RequestClass.CHAT))
-                    self._update_reserve(name)
-                return Admitted(offer.request_id, name, pool, borrowed=pool is not offer.request_class)
+    def _place(self, offer: Offer, pool: _Pool, now_s: float, *, avoiding: frozenset[str] = _NOBODY) -> Admitted | None:
+        """Commit `offer` on an engine of `pool`: the less loaded of two drawn ones, the other, the rest by load."""
+        engines = self._available(pool, now_s)
+        if avoiding or offer.excluded or offer.only is not None:
+            engines = _allowed(engines, offer.excluded | avoiding, offer.only)
+        if not engines:
+            return None
+        if len(engines) == 1:
+            return self._take(engines[0], offer, pool, now_s)
+        drawn, second = two_of(len(engines), offer.sample)
+        first, other = engines[drawn], engines[second]
+        if other.ledger.load_ratio() < first.ledger.load_ratio():
+            first, other = other, first
+        admitted = self._take(first, offer, pool, now_s) or self._take(other, offer, pool, now_s)
+        if admitted is not None or len(engines) == 2:
+            return admitted
+        rest = [engine for engine in engines if engine is not first and engine is not other]
+        for engine in sorted(rest, key=_load_ratio):
+            admitted = self._take(engine, offer, pool, now_s)
+            if admitted is not None:
+                return admitted
         return None
 
-    def _may_borrow(self, ledger: Ledger) -> bool:
-        """Chat goes to the batch pool only where no batch prefill runs: behind one it would wait for seconds."""
-        return ledger.in_prefill(RequestClass.BATCH) == 0
+    def _take(self, engine: _Engine, offer: Offer, pool: _Pool, now_s: float) -> Admitted | None:
+        """Commit `offer` on `engine` if it has room."""
+        ledger, request_class = engine.ledger, offer.request_class
+        is_borrowed = request_class is not pool.request_class
+        if is_borrowed and offer.only is None and ledger.in_prefill(_BATCH) > 0:
+            # Behind a batch prefill it would wait for seconds.
+            return None
+        if ledger.offer(offer.request_id, request_class, offer.demand) is not None:
+            return None
+        self._places[offer.request_id] = (engine, pool)
+        pool.drain.begin(now_s)
+        if engine.reserve is not None and request_class is _CHAT:
+            engine.reserve.note(ledger.held_tokens(_CHAT))
+            _update_reserve(engine)
+        return Admitted(offer.request_id, engine.name, pool.request_class, is_borrowed)
 
-    def _available(
-        self,
-        request_class: RequestClass,
-        now_s: float,
-        *,
-        excluded: frozenset[str] = frozenset(),
-        only: str | None = None,
-    ) -> list[str]:
-        """The engines that may be chosen right now."""
-        names = self._serving(request_class, excluded, only)
-        return [name for name in names if self._engines[name].paused_until_s <= now_s]
+    def _available(self, pool: _Pool, now_s: float) -> tuple[_Engine, ...]:
+        """The engines of `pool` that may be chosen right now."""
+        if now_s >= self._paused_until_s:
+            return pool.serving
+        return tuple([engine for engine in pool.serving if engine.paused_until_s <= now_s])
 
-    def _may_take(self, request_class: RequestClass, offer: Offer) -> list[str]:
-        """The engines of the pool that serve and may take `offer`, now or later."""
-        return self._serving(request_class, offer.excluded, offer.only)
+    def _may_take(self, pool: _Pool, offer: Offer) -> tuple[_Engine, ...]:
+        """The engines of `pool` that serve and may take `offer`, now or later."""
+        return _allowed(pool.serving, offer.excluded, offer.only)
 
-    def _serving(
-        self, request_class: RequestClass, excluded: frozenset[str] = frozenset(), only: str | None = None
-    ) -> list[str]:
-        pool = self._rules.pool(request_class)
-        names = pool.engines if pool is not None else ()
-        return [n for n in names if self._engines[n].serving and n not in excluded and only in (None, n)]
+    def _pool(self, request_class: RequestClass) -> _Pool:
+        return self._chat if request_class is _CHAT else self._batch
+
+    def _engines_of(self, rules: PoolRules | None) -> tuple[_Engine, ...]:
+        return () if rules is None else tuple([self._engines[name] for name in rules.engines])
 
     def _refused(self, offer: Offer, cause: RefusalCause, ahead_tokens: int, now_s: float) -> Refused:
         missing = offer.demand.kv_tokens + ahead_tokens
         retry_after_s = self.retry_after_s(offer.request_class, missing, now_s, offer.spread)
         return Refused(offer.request_id, cause, retry_after_s)
 
-    def _load_ratio(self, name: str) -> float:
-        return self._engines[name].ledger.load_ratio()
 
-    def _reserve_ratio(self, name: str) -> float:
-        """A reserve is kept only where chat and batch share the engine."""
-        chat, batch = self._rules.chat, self._rules.batch
-        shared = chat is not None and batch is not None and name in chat.engines and name in batch.engines
-        return self._rules.chat_reserve_ratio if shared else 0.0
-
-    def _update_reserve(self, name: str) -> None:
-        if self._reserve_ratio(name) == 0.0:
-            return
-        state = self._engines[name]
-        state.ledger.chat_reserve_tokens = state.reserve.tokens(state.ledger.capacity_tokens)
+def _allowed(engines: tuple[_Engine, ...], excluded: frozenset[str], only: str | None) -> tuple[_Engine, ...]:
+    """Those of `engines` that are not `excluded` and, with `only`, are that one."""
+    if not excluded and only is None:
+        return engines
+    return tuple([engine for engine in engines if engine.name not in excluded and only in (None, engine.name)])
 
 
-def _avoiding(offer: Offer, names: frozenset[str]) -> Offer:
-    return replace(offer, excluded=offer.excluded | names) if names else offer
+def _names(engines: tuple[_Engine, ...]) -> frozenset[str]:
+    return frozenset([engine.name for engine in engines])
+
+
+def _load_ratio(engine: _Engine) -> float:
+    return engine.ledger.load_ratio()
+
+
+def _shared(rules: AdmissionRules) -> frozenset[str]:
+    """The engines on which a reserve is kept for chat: those of both pools."""
+    if rules.chat is None or rules.batch is None or rules.chat_reserve_ratio == 0.0:
+        return _NOBODY
+    return frozenset(rules.chat.engines) & frozenset(rules.batch.engines)
+
+
+def _update_reserve(engine: _Engine) -> None:
+    if engine.reserve is not None:
+        engine.ledger.chat_reserve_tokens = engine.reserve.tokens(engine.ledger.capacity_tokens)

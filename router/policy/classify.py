@@ -10,8 +10,9 @@ Cases, in order:
 What fits is about one sequence (`max_model_len` bounds a sequence), what is chat is about the whole demand.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from router.policy.demand import Demand, RequestClass
 
@@ -30,8 +31,7 @@ class Reason(StrEnum):
     PINNED = "pinned_to_engine"
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
+class Shapes(msgspec.Struct, frozen=True, gc=False):
     """The context limits (tokens, None: no such pool) and the threshold (tokens of demand) of one model."""
 
     chat_max_model_len: int | None
@@ -43,22 +43,19 @@ class Shapes:
         return max(self.chat_max_model_len or 0, self.batch_max_model_len or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(msgspec.Struct, frozen=True, gc=False):
     """A class asked for by somebody allowed to ask."""
 
     request_class: RequestClass
     source: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class Classified:
+class Classified(msgspec.Struct, frozen=True, gc=False):
     request_class: RequestClass
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class TooLong:
+class TooLong(msgspec.Struct, frozen=True, gc=False):
     """No pool can hold it. `limit_tokens` is the largest context there is."""
 
     limit_tokens: int
@@ -66,24 +63,22 @@ class TooLong:
 
 def classify(demand: Demand, shapes: Shapes, hint: Hint | None = None) -> Classified | TooLong:
     """Choose a pool for `demand`. See the module for the cases."""
-    fits = {
-        RequestClass.CHAT: _fits(demand, shapes.chat_max_model_len),
-        RequestClass.BATCH: _fits(demand, shapes.batch_max_model_len),
-    }
-    if not any(fits.values()):
+    fits_chat = _fits(demand, shapes.chat_max_model_len)
+    fits_batch = _fits(demand, shapes.batch_max_model_len)
+    if not fits_chat and not fits_batch:
         return TooLong(shapes.largest_max_model_len)
-    if hint is not None and fits[hint.request_class]:
+    if hint is not None and (fits_chat if hint.request_class is RequestClass.CHAT else fits_batch):
         return Classified(hint.request_class, hint.source)
 
-    chosen = _by_length(demand, shapes, fits)
+    chosen = _by_length(demand, shapes, fits_batch=fits_batch)
     if hint is not None and _exists(hint.request_class, shapes):
         return Classified(chosen.request_class, Reason.HINT_DOES_NOT_FIT)
     return chosen
 
 
-def _by_length(demand: Demand, shapes: Shapes, fits: dict[RequestClass, bool]) -> Classified:
+def _by_length(demand: Demand, shapes: Shapes, *, fits_batch: bool) -> Classified:
     chat_len = shapes.chat_max_model_len
-    if not fits[RequestClass.BATCH]:
+    if not fits_batch:
         reason = Reason.ONLY_POOL if shapes.batch_max_model_len is None else Reason.BELOW_THRESHOLD
         return Classified(RequestClass.CHAT, reason)
     if chat_len is None:

@@ -1,7 +1,8 @@
 """What is asked of admission, and what it may decide. Values only; who decides what is `admission.py`."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from router.policy.demand import Demand, RequestClass
 
@@ -13,8 +14,7 @@ class RefusalCause(StrEnum):
     NO_ENGINE = "no_engine"
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True, gc=False):
     """One request at the door. `sample` and `spread` are random in [0, 1), drawn by the driver: the policy has no
     dice. `excluded`: engines already tried. `only`: the one engine that can answer it. `hold_until_s`: end of a hold
     begun earlier, so that attempts share one."""
@@ -29,8 +29,7 @@ class Offer:
     hold_until_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True, gc=False):
     """Committed on `engine`. `pool` is the pool the place belongs to; another than its class means borrowed."""
 
     request_id: str
@@ -39,16 +38,14 @@ class Admitted:
     borrowed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True, gc=False):
     """Waits here, at most until `until_s`; the driver calls `expire` then."""
 
     request_id: str
     until_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True, gc=False):
     """Batch without a place now: the line is where it waits. One that stands there already keeps its place while no
     engine of its pool serves; a new one is then not let in: the driver asks `may_ever_place` first, and relays or
     refuses it with 503."""
@@ -56,8 +53,7 @@ class Waiting:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True, gc=False):
     """No place, and no more waiting. `retry_after_s`: when one is likely, from the measured drain."""
 
     request_id: str

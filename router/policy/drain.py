@@ -23,10 +23,15 @@ class DrainMeter:
     """Tokens given back per second while anything was held, over a sliding window, in one-second buckets (at most
     `WINDOW_S` + 1 of them). Time in which nothing was held says nothing about how fast places come free."""
 
-    __slots__ = ("_buckets", "_busy_since_s", "_held", "_idle_since_s")
+    __slots__ = ("_buckets", "_busy_since_s", "_held", "_idle_since_s", "_second", "_second_tokens", "_sum_tokens")
 
     def __init__(self) -> None:
+        #: Seconds that are over and their tokens; `_sum_tokens` is what they hold together.
         self._buckets: deque[tuple[int, int]] = deque()
+        self._sum_tokens = 0
+        #: The second under way.
+        self._second = 0
+        self._second_tokens = 0
         #: When it was first busy, moved on by every pause since.
         self._busy_since_s = 0.0
         self._idle_since_s = float("-inf")
@@ -37,7 +42,6 @@ class DrainMeter:
         if self._held == 0:
             pause_s = now_s - self._idle_since_s
             self._busy_since_s = now_s if pause_s > WINDOW_S else self._busy_since_s + pause_s
-            self._forget(now_s)
         self._held += 1
 
     def note(self, tokens: int, now_s: float) -> None:
@@ -45,20 +49,15 @@ class DrainMeter:
         self._held -= 1
         if self._held == 0:
             self._idle_since_s = now_s
-        second = int(now_s)
-        if self._buckets and self._buckets[-1][0] == second:
-            self._buckets[-1] = (second, self._buckets[-1][1] + tokens)
-        else:
-            self._buckets.append((second, tokens))
-        self._forget(now_s)
+        if int(now_s) != self._second:
+            self._turn(now_s)
+        self._second_tokens += tokens
 
     def rate_tokens_per_s(self, now_s: float) -> float:
         """0 where nothing was given back within the window."""
-        self._forget(now_s)
-        if not self._buckets:
-            return 0.0
-        span_s = min(WINDOW_S, max(1.0, now_s - self._busy_since_s))
-        return sum(tokens for _, tokens in self._buckets) / span_s
+        self._turn(now_s)
+        tokens = self._sum_tokens + self._second_tokens
+        return tokens / min(WINDOW_S, max(1.0, now_s - self._busy_since_s))
 
     def retry_after_s(self, missing_tokens: int, now_s: float, *, spread: float) -> float:
         """Seconds until `missing_tokens` will have come back. `spread` (0..1) tells two clients apart."""
@@ -70,6 +69,14 @@ class DrainMeter:
             wait_s = max(FIRST_GUESS_S, now_s - self._busy_since_s) if self._held else FIRST_GUESS_S
         return min(_LONGEST_UNSPREAD_S, max(SHORTEST_S, wait_s)) * (1 + _SPREAD_RATIO * spread)
 
-    def _forget(self, now_s: float) -> None:
-        while self._buckets and self._buckets[0][0] < now_s - WINDOW_S:
-            self._buckets.popleft()
+    def _turn(self, now_s: float) -> None:
+        """Close the second that is over and forget those that left the window."""
+        second = int(now_s)
+        if second != self._second:
+            if self._second_tokens:
+                self._buckets.append((self._second, self._second_tokens))
+                self._sum_tokens += self._second_tokens
+            self._second, self._second_tokens = second, 0
+        buckets = self._buckets
+        while buckets and buckets[0][0] < now_s - WINDOW_S:
+            self._sum_tokens -= buckets.popleft()[1]

@@ -11,13 +11,16 @@ request ended.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from router.policy.demand import Demand, RequestClass
 
 #: Room answer for an engine that would take a request of any size.
 UNBOUNDED_TOKENS = 2**62
+_BATCH = RequestClass.BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,43 +77,49 @@ class LedgerSnapshot:
         return sum(holding.seats for holding in self.held.values())
 
 
-@dataclass(slots=True)
-class _Entry:
-    request_class: RequestClass
-    demand: Demand
-    tokens: int
-    in_prefill: bool = True
-
-
-@dataclass(slots=True)
-class _Sum:
+class _Sum(msgspec.Struct, gc=False):
     requests: int = 0
     seats: int = 0
     tokens: int = 0
     in_prefill: int = 0
 
 
-@dataclass(slots=True)
+class _Entry(msgspec.Struct, gc=False):
+    held: _Sum
+    seats: int
+    tokens: int
+    in_prefill: bool = True
+
+
 class Ledger:
     """The account of one engine. Tokens are KV tokens; `block_size_tokens` rounds every sequence up as the engine
     does (vLLM hands out KV in blocks)."""
 
-    capacity_tokens: int
-    limits: EngineLimits
-    block_size_tokens: int = 1
-    chat_reserve_tokens: int = 0
-    _entries: dict[str, _Entry] = field(default_factory=dict)
-    _sums: dict[RequestClass, _Sum] = field(default_factory=lambda: {c: _Sum() for c in RequestClass})
-    _committed_tokens: int = 0
-    _seats: int = 0
+    __slots__ = (
+        *("_committed_tokens", "_entries", "_seats", "_sums", "block_size_tokens", "capacity_tokens"),
+        *("chat_reserve_tokens", "limits"),
+    )
+
+    def __init__(
+        self, capacity_tokens: int, limits: EngineLimits, block_size_tokens: int = 1, chat_reserve_tokens: int = 0
+    ) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.limits = limits
+        self.block_size_tokens = block_size_tokens
+        self.chat_reserve_tokens = chat_reserve_tokens
+        self._entries: dict[str, _Entry] = {}
+        self._sums = {request_class: _Sum() for request_class in RequestClass}
+        self._committed_tokens = 0
+        self._seats = 0
 
     def budget_tokens(self, request_class: RequestClass) -> int:
         """What `request_class` may hold here in all."""
         limits = self.limits.classes.get(request_class)
-        if limits is None:
-            return 0
+        return 0 if limits is None else self._budget_tokens(request_class, limits)
+
+    def _budget_tokens(self, request_class: RequestClass, limits: ClassLimits) -> int:
         share = int(self.capacity_tokens * limits.kv_share_ratio)
-        if request_class is RequestClass.BATCH:
+        if request_class is _BATCH:
             return max(0, min(share, self.capacity_tokens - self.chat_reserve_tokens))
         return share
 
@@ -123,11 +132,12 @@ class Ledger:
         limits = self.limits.classes.get(request_class)
         if limits is None:
             return Shortage.CLASS
-        if limits.prefill_lanes is not None and self._sums[request_class].in_prefill >= limits.prefill_lanes:
+        held = self._sums[request_class]
+        if limits.prefill_lanes is not None and held.in_prefill >= limits.prefill_lanes:
             return Shortage.LANE
-        if not self._seats_suffice(request_class, limits, demand.sequences):
+        if not self._seats_suffice(held, limits, demand.sequences):
             return Shortage.SEATS
-        if self.cost_tokens(demand) > self.room_tokens(request_class):
+        if self.cost_tokens(demand) > self._free_tokens(request_class, held, limits):
             return Shortage.TOKENS
         return None
 
@@ -142,12 +152,7 @@ class Ledger:
             return 0
         if held.seats >= limits.max_num_seqs or self._seats >= self.limits.max_num_seqs:
             return 0
-        if not self._entries:
-            return UNBOUNDED_TOKENS
-        free = self.capacity_tokens - self._committed_tokens
-        if held.requests == 0:
-            return max(0, free)
-        return max(0, min(free, self.budget_tokens(request_class) - held.tokens))
+        return self._free_tokens(request_class, held, limits)
 
     def offer(self, request_id: str, request_class: RequestClass, demand: Demand) -> Shortage | None:
         """Commit `demand` if it can start now. `request_id` must not be here already."""
@@ -155,14 +160,15 @@ class Ledger:
         missing = self.shortage(request_class, demand)
         if missing is not None:
             return missing
-        entry = _Entry(request_class, demand, self.cost_tokens(demand))
-        self._entries[request_id] = entry
+        tokens, seats = self.cost_tokens(demand), demand.sequences
         held = self._sums[request_class]
+        self._entries[request_id] = _Entry(held, seats, tokens)
         held.requests += 1
-        held.seats += demand.sequences
+        held.seats += seats
         held.in_prefill += 1
-        self._seats += demand.sequences
-        self._charge(entry, entry.tokens)
+        held.tokens += tokens
+        self._seats += seats
+        self._committed_tokens += tokens
         return None
 
     def first_token(self, request_id: str) -> bool:
@@ -171,7 +177,7 @@ class Ledger:
         if entry is None or not entry.in_prefill:
             return False
         entry.in_prefill = False
-        self._sums[entry.request_class].in_prefill -= 1
+        entry.held.in_prefill -= 1
         return True
 
     def true_up(self, request_id: str, demand: Demand) -> int:
@@ -180,11 +186,11 @@ class Ledger:
         entry = self._entries.get(request_id)
         if entry is None:
             return 0
-        assert demand.sequences == entry.demand.sequences, "seats do not change while a request runs"
+        assert demand.sequences == entry.seats, "seats do not change while a request runs"
         change = self.cost_tokens(demand) - entry.tokens
         entry.tokens += change
-        entry.demand = demand
-        self._charge(entry, change)
+        entry.held.tokens += change
+        self._committed_tokens += change
         return -change
 
     def finish(self, request_id: str) -> int:
@@ -192,13 +198,14 @@ class Ledger:
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return 0
-        held = self._sums[entry.request_class]
+        held, tokens = entry.held, entry.tokens
         held.requests -= 1
-        held.seats -= entry.demand.sequences
-        held.in_prefill -= int(entry.in_prefill)
-        self._seats -= entry.demand.sequences
-        self._charge(entry, -entry.tokens)
-        return entry.tokens
+        held.seats -= entry.seats
+        held.in_prefill -= entry.in_prefill
+        held.tokens -= tokens
+        self._seats -= entry.seats
+        self._committed_tokens -= tokens
+        return tokens
 
     def load_ratio(self) -> float:
         """Committed share of the capacity; above 1 while an oversized request runs alone."""
@@ -215,13 +222,17 @@ class Ledger:
         held = {c: Holding(s.requests, s.seats, s.tokens, s.in_prefill) for c, s in self._sums.items()}
         return LedgerSnapshot(self.capacity_tokens, self.limits.max_num_seqs, self.chat_reserve_tokens, held)
 
-    def _seats_suffice(self, request_class: RequestClass, limits: ClassLimits, seats: int) -> bool:
-        held = self._sums[request_class]
+    def _free_tokens(self, request_class: RequestClass, held: _Sum, limits: ClassLimits) -> int:
+        """What is left by tokens alone; a capacity that shrank leaves nothing."""
+        if not self._entries:
+            return UNBOUNDED_TOKENS
+        free = self.capacity_tokens - self._committed_tokens
+        if held.requests:
+            free = min(free, self._budget_tokens(request_class, limits) - held.tokens)
+        return max(0, free)
+
+    def _seats_suffice(self, held: _Sum, limits: ClassLimits, seats: int) -> bool:
         if held.requests == 0 and (seats > limits.max_num_seqs or seats > self.limits.max_num_seqs):
             return not self._entries  # more sequences than seats: alone, the engine queues the rest itself
         in_class = held.seats + seats <= limits.max_num_seqs
         return in_class and self._seats + seats <= self.limits.max_num_seqs
-
-    def _charge(self, entry: _Entry, tokens: int) -> None:
-        self._committed_tokens += tokens
-        self._sums[entry.request_class].tokens += tokens

@@ -4,36 +4,33 @@ Used for the output length of requests that set no cap, and for the KV tokens ch
 heavy-tailed, so an upper quantile of what was seen is what memory safety needs, not a mean.
 """
 
+from bisect import bisect_left, insort
 from collections import deque
 
 
 class RecentQuantile:
     """The `quantile` (0..1) of the last `window` values; `initial` until `least` values were seen.
 
-    Reading is O(1): the figure is recomputed once in `refresh_every` observations.
+    The values are kept sorted beside their order of arrival: an observation is two binary searches and moves at most
+    `window` pointers, reading is one attribute.
     """
 
-    __slots__ = ("_least", "_pending", "_quantile", "_refresh_every", "_value", "_values")
+    __slots__ = ("_latest", "_least", "_quantile", "_sorted", "value")
 
-    def __init__(
-        self, *, initial: int, quantile: float = 0.99, window: int = 512, least: int = 32, refresh_every: int = 16
-    ) -> None:
-        self._values: deque[int] = deque(maxlen=window)
-        self._value = initial
+    def __init__(self, *, initial: int, quantile: float = 0.99, window: int = 512, least: int = 32) -> None:
+        self.value = initial
+        self._latest: deque[int] = deque(maxlen=window)
+        self._sorted: list[int] = []
         self._quantile = quantile
         self._least = least
-        self._refresh_every = refresh_every
-        self._pending = 0
 
     def note(self, value: int) -> None:
         """One observation."""
-        self._values.append(value)
-        self._pending += 1
-        if len(self._values) >= self._least and self._pending >= self._refresh_every:
-            ordered = sorted(self._values)
-            self._value = ordered[min(len(ordered) - 1, int(self._quantile * len(ordered)))]
-            self._pending = 0
-
-    @property
-    def value(self) -> int:
-        return self._value
+        latest, ordered = self._latest, self._sorted
+        if len(latest) == latest.maxlen:
+            del ordered[bisect_left(ordered, latest[0])]
+        latest.append(value)
+        insort(ordered, value)
+        size = len(ordered)
+        if size >= self._least:
+            self.value = ordered[min(size - 1, int(self._quantile * size))]

@@ -23,7 +23,7 @@ class House:
     def offer(self, name: str, request_class: RequestClass, tokens: int, **fields: object) -> Decision:
         """One request of one sequence and `tokens` in all."""
         offer = Offer(name, request_class, Demand(0, 0, tokens), **fields)  # type: ignore[arg-type]  # by its own names
-        (decision,) = self.admission.offer(offer, self.now_s)
+        decision = self.admission.offer(offer, self.now_s)
         self.seen.append(decision)
         return decision
 

@@ -100,7 +100,7 @@ def test_sequences_prompts_and_answers_without_a_cap_are_charged_in_full(demand:
     admission = Admission(AdmissionRules(PoolRules(("c1",)), None), limits, {"c1": 100_000})
     admission.set_serving("c1", True, 0.0)
 
-    decisions = [admission.offer(Offer(f"r{number}", CHAT, demand), 0.0)[0] for number in range(200)]
+    decisions = [admission.offer(Offer(f"r{number}", CHAT, demand), 0.0) for number in range(200)]
 
     assert sum(isinstance(decision, Admitted) for decision in decisions) == fits
     assert admission.snapshot().engines["c1"].committed_tokens <= max(100_000, demand.kv_tokens)

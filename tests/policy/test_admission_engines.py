@@ -200,4 +200,4 @@ def test_tokens_that_were_reserved_and_not_needed_go_to_the_held() -> None:
     decisions = home.admission.true_up("a", Demand(0, 0, 60), home.now_s)
 
     assert decisions == admitted(("b", "c1"))
-    assert home.admission.true_up("nobody", Demand(0, 0, 1), home.now_s) == []
+    assert not home.admission.true_up("nobody", Demand(0, 0, 1), home.now_s)

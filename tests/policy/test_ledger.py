@@ -1,9 +1,9 @@
 """The account of one engine: what it may hold, and that all of it comes back, once."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from router.policy.demand import Demand, RequestClass
 from router.policy.ledger import UNBOUNDED_TOKENS, ClassLimits, EngineLimits, Ledger, LedgerSnapshot, Shortage
