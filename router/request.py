@@ -120,6 +120,10 @@ class ParsedRequest:
     #: Of a multipart form: where in `body` the model's name begins and ends.
     model_span: tuple[int, int] | None = None
 
+    def prefix_bytes(self) -> bytes:
+        """The beginning of the prompt as it came, at most 64 KiB."""
+        return self.body[: 64 * 1024]
+
 
 @dataclass(frozen=True, slots=True)
 class Count:

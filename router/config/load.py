@@ -193,6 +193,7 @@ def _model(model: Model, path: Path | None) -> ModelConfig:
         retry_started=model.retry_started,
         attempts_max=model.attempts_max,
         commit_after_s=model.commit_after_s,
+        affinity=model.affinity,
     )
 
 

@@ -138,6 +138,7 @@ class ModelConfig:
     retry_started: bool
     attempts_max: int
     commit_after_s: float
+    affinity: bool = True
 
     @property
     def pools(self) -> tuple[PoolConfig, ...]:

@@ -233,6 +233,10 @@ class Model(Section):
     ] = None
     # Chat that finds its pool full while no batch prefill runs is served there as fast as anywhere.
     borrow: Annotated[bool, Field(description="Whether chat may use free places of the batch pool.")] = True
+    # Turns of a conversation and shared system prompts are half of what a chat engine computes twice otherwise.
+    affinity: Annotated[
+        bool, Field(description="Whether a request prefers the engine that has the beginning of its prompt cached.")
+    ] = True
     # The client's body stays as it is: the ledger reserves a measured q99 instead.
     cap_unset_max_tokens: Annotated[
         bool, Field(description="Whether an output cap is added to requests that set none.")

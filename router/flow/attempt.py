@@ -26,6 +26,7 @@ from router.flow.reading import ask
 from router.flow.refusal import no_place, not_queued
 from router.flow.relaying import Relays
 from router.observe.metrics import Metrics
+from router.policy.affinity import AffinityResult, Prefix, prefix_of
 from router.policy.classify import Reason
 from router.policy.decision import RefusalCause
 from router.policy.demand import RequestClass
@@ -68,6 +69,14 @@ class ModelFlow:
         self._metrics = metrics
         self._rules = RetryRules(config.attempts_max, config.retry_started)
         chat = config.chat
+        #: Where a prompt's prefix can choose: pools of several engines.
+        self._follows = {
+            request_class: config.affinity
+            and (pool := config.pool(request_class)) is not None
+            and len(pool.engines) > 1
+            for request_class in RequestClass
+        }
+        self._affinity = {result: metrics.affinity.labels(config.name, result.value) for result in AffinityResult}
         self._hold_s = chat.ttft_target_s * chat.hold_ratio if chat is not None else 0.0
 
     async def send(self, job: Job, record: RequestRecord) -> Answer:
@@ -81,8 +90,11 @@ class ModelFlow:
         hold_until_s: float | None = None
         ticket: Ticket | None = None
         last: AttemptFailed | None = None
+        prefix: Prefix | None = None
+        if self._follows[job.request_class] and job.only is None and job.request.endpoint.generates:
+            prefix = prefix_of(job.request.prefix_bytes())
         while True:
-            place = PlaceRequest(job.place_id, job.request_class, job.demand, excluded, job.only, hold_until_s)
+            place = PlaceRequest(job.place_id, job.request_class, job.demand, excluded, job.only, hold_until_s, prefix)
             try:
                 if job.request_class is RequestClass.CHAT:
                     lease = await self._place_chat(place, record)
@@ -186,6 +198,8 @@ class ModelFlow:
     def _note_place(self, lease: Lease, record: RequestRecord) -> None:
         record.pool = lease.pool.value
         record.engine = lease.engine
+        if lease.affinity is not None:
+            self._affinity[lease.affinity].inc()
         if lease.borrowed and ",borrowed" not in record.reason:
             record.reason += ",borrowed"
             self._metrics.borrowed.labels(self.config.name).inc()

@@ -14,6 +14,7 @@ import msgspec
 from router.clock import Clock
 from router.flow.lease import Lease
 from router.policy.admission import Admission, AdmissionSnapshot
+from router.policy.affinity import Prefix
 from router.policy.decision import Admitted, Decision, Held, Offer, RefusalCause, Refused, Waiting
 from router.policy.demand import Demand, RequestClass
 
@@ -28,7 +29,8 @@ class NoPlace(Exception):
 
 
 class PlaceRequest(msgspec.Struct, frozen=True, gc=False):
-    """What the gate is asked for. `excluded`: engines tried already; `only`: the one that can answer."""
+    """What the gate is asked for. `excluded`: engines tried already; `only`: the one that can answer. `prefix`: how its
+    prompt begins, where the engine that has it in its cache is to be preferred."""
 
     request_id: str
     request_class: RequestClass
@@ -36,6 +38,7 @@ class PlaceRequest(msgspec.Struct, frozen=True, gc=False):
     excluded: frozenset[str] = frozenset()
     only: str | None = None
     hold_until_s: float | None = None
+    prefix: Prefix | None = None
 
 
 class Gate:
@@ -156,6 +159,7 @@ class Gate:
             request.excluded,
             request.only,
             request.hold_until_s,
+            request.prefix,
         )
         return self._admission.offer(offer, self._clock.now_s())
 

@@ -27,14 +27,27 @@ class LeaseHolder(Protocol):
 
 
 class Lease:
-    """A place on `engine`, out of `pool`; `borrowed` where that is not the pool of its class."""
+    """A place on `engine`, out of `pool`; `borrowed` where that is not the pool of its class; `affinity` is what
+    came of its prompt's prefix."""
 
-    __slots__ = ("_grows_at_tokens", "_holder", "_id", "_open", "_timer", "borrowed", "demand", "engine", "pool")
+    __slots__ = (
+        "_grows_at_tokens",
+        "_holder",
+        "_id",
+        "_open",
+        "_timer",
+        "affinity",
+        "borrowed",
+        "demand",
+        "engine",
+        "pool",
+    )
 
     def __init__(self, holder: LeaseHolder, admitted: Admitted, demand: Demand) -> None:
         self.engine = admitted.engine
         self.pool = admitted.pool
         self.borrowed = admitted.borrowed
+        self.affinity = admitted.affinity
         self.demand = demand
         self._holder = holder
         self._id = admitted.request_id

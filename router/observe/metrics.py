@@ -95,6 +95,9 @@ class Metrics:
             "router_attempts", "Tries on engines and relays by result", ("model", "target", "result")
         )
         self.borrowed = counter("router_borrowed", "Chat requests that ran in the batch pool", ("model",))
+        self.affinity = counter(
+            "router_affinity", "Requests by whether they went where their prompt's prefix is", ("model", "result")
+        )
         self.relayed = counter("router_relayed", "Requests sent to a relay, by why", ("model", "relay", "cause"))
         self.queue_refusals = counter("router_queue_refusals", "Batch requests not queued", ("model", "reason"))
         self.loop_stops = counter("router_relay_loops", "Requests refused because they came round", ())

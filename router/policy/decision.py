@@ -4,6 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
+from router.policy.affinity import AffinityResult, Prefix
 from router.policy.demand import Demand, RequestClass
 
 
@@ -17,7 +18,8 @@ class RefusalCause(StrEnum):
 class Offer(msgspec.Struct, frozen=True, gc=False):
     """One request at the door. `sample` and `spread` are random in [0, 1), drawn by the driver: the policy has no
     dice. `excluded`: engines already tried. `only`: the one engine that can answer it. `hold_until_s`: end of a hold
-    begun earlier, so that attempts share one."""
+    begun earlier, so that attempts share one. `prefix`: how the prompt begins, where an engine that has it in its cache
+    is to be preferred."""
 
     request_id: str
     request_class: RequestClass
@@ -27,15 +29,18 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     excluded: frozenset[str] = frozenset()
     only: str | None = None
     hold_until_s: float | None = None
+    prefix: Prefix | None = None
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
-    """Committed on `engine`. `pool` is the pool the place belongs to; another than its class means borrowed."""
+    """Committed on `engine`. `pool` is the pool the place belongs to; another than its class means borrowed.
+    `affinity`: what came of the prompt's prefix, None where there was no choice or nothing to go by."""
 
     request_id: str
     engine: str
     pool: RequestClass
     borrowed: bool
+    affinity: AffinityResult | None = None
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):

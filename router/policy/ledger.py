@@ -211,6 +211,10 @@ class Ledger:
         """Committed share of the capacity; above 1 while an oversized request runs alone."""
         return self._committed_tokens / max(1, self.capacity_tokens)
 
+    def load_ratio_with(self, demand: Demand) -> float:
+        """The same once `demand` were committed here too."""
+        return (self._committed_tokens + self.cost_tokens(demand)) / max(1, self.capacity_tokens)
+
     def held_tokens(self, request_class: RequestClass) -> int:
         return self._sums[request_class].tokens
 

@@ -1,0 +1,219 @@
+"""The engines of one model, in two pools: which one a request gets its place on, and what came back.
+
+Choosing, among the engines that serve, are not paused and may take the request: the one that has its prompt's prefix,
+within the bound of `affinity.py`; else the less loaded of two drawn ones, then the other, then the rest by load.
+
+It never knows who waits: that is `admission.py`. Every call is synchronous and either commits a request or leaves all
+as it was.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from router.policy.affinity import Affinity, AffinityResult, Prefix, may_follow
+from router.policy.choice import two_of
+from router.policy.decision import Admitted, Offer
+from router.policy.demand import Demand, RequestClass
+from router.policy.drain import DrainMeter
+from router.policy.lanes import ChatReserve
+from router.policy.ledger import Ledger, LedgerSnapshot
+
+_CHAT, _BATCH = RequestClass.CHAT, RequestClass.BATCH
+NOBODY: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True, eq=False)
+class EnginePlaces:
+    """One engine. `reserve`: only where chat and batch share it."""
+
+    name: str
+    ledger: Ledger
+    reserve: ChatReserve | None
+    serving: bool = False
+    paused_until_s: float = float("-inf")
+
+    def update_reserve(self) -> None:
+        if self.reserve is not None:
+            self.ledger.chat_reserve_tokens = self.reserve.tokens(self.ledger.capacity_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class PoolPlaces:
+    """One pool, without engines where the model has no such pool. `serving`: those of `engines` that serve, in the
+    configured order; kept so that choosing need not look for them."""
+
+    request_class: RequestClass
+    engines: tuple[EnginePlaces, ...]
+    serving: tuple[EnginePlaces, ...] = ()
+    drain: DrainMeter = field(default_factory=DrainMeter)
+
+    def may_take(self, excluded: frozenset[str], only: str | None) -> tuple[EnginePlaces, ...]:
+        """The engines that serve, now with room or without, are not `excluded` and, with `only`, are that one."""
+        return _allowed(self.serving, excluded, only)
+
+    def available(self, now_s: float) -> tuple[EnginePlaces, ...]:
+        """The engines that serve and are not paused."""
+        return tuple([engine for engine in self.serving if engine.paused_until_s <= now_s])
+
+
+class Places:
+    """Every place of one model. `chat` and `batch` name engines of `engines`."""
+
+    def __init__(self, engines: Mapping[str, EnginePlaces], chat: tuple[str, ...], batch: tuple[str, ...]) -> None:
+        self.chat = PoolPlaces(_CHAT, tuple([engines[name] for name in chat]))
+        self.batch = PoolPlaces(_BATCH, tuple([engines[name] for name in batch]))
+        self._engines = engines
+        self._affinity = Affinity()
+        self._taken: dict[str, tuple[EnginePlaces, PoolPlaces]] = {}
+        #: When the last pause ends.
+        self._paused_until_s = float("-inf")
+        for engine in engines.values():
+            engine.update_reserve()
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a request has a place."""
+        return request_id in self._taken
+
+    def pool(self, request_class: RequestClass) -> PoolPlaces:
+        return self.chat if request_class is _CHAT else self.batch
+
+    # -- one request --------------------------------------------------------------------------------------------
+
+    def give(
+        self, offer: Offer, pool: PoolPlaces, now_s: float, *, avoiding: frozenset[str] = NOBODY
+    ) -> Admitted | None:
+        """Commit `offer` on an engine of `pool` that is not among `avoiding`, if one has room."""
+        engines = pool.serving if now_s >= self._paused_until_s else pool.available(now_s)
+        if avoiding or offer.excluded or offer.only is not None:
+            engines = _allowed(engines, offer.excluded | avoiding, offer.only)
+        if not engines:
+            return None
+        if len(engines) == 1:
+            return self._take(engines[0], offer, pool, now_s)
+        if offer.prefix is not None and offer.prefix.marks:
+            return self._give_near(offer, offer.prefix, engines, pool, now_s)
+        return self._choose(offer, engines, pool, now_s)
+
+    def first_token(self, request_id: str) -> bool:
+        """Prefill is over. False if that was known, or the request has no place."""
+        place = self._taken.get(request_id)
+        return place is not None and place[0].ledger.first_token(request_id)
+
+    def true_up(self, request_id: str, demand: Demand) -> int:
+        """The request holds `demand`; tokens freed (negative: taken)."""
+        place = self._taken.get(request_id)
+        return 0 if place is None else place[0].ledger.true_up(request_id, demand)
+
+    def give_back(self, request_id: str, now_s: float) -> bool:
+        """False if the request has no place."""
+        place = self._taken.pop(request_id, None)
+        if place is None:
+            return False
+        engine, pool = place
+        pool.drain.note(engine.ledger.finish(request_id), now_s)
+        return True
+
+    # -- engines ------------------------------------------------------------------------------------------------
+
+    def resize(self, engine: str, capacity_tokens: int, block_size_tokens: int) -> None:
+        state = self._engines[engine]
+        state.ledger.capacity_tokens = capacity_tokens
+        state.ledger.block_size_tokens = block_size_tokens
+        state.update_reserve()
+
+    def set_serving(self, engine: str, serving: bool) -> None:
+        self._engines[engine].serving = serving
+        for pool in (self.chat, self.batch):
+            pool.serving = tuple([each for each in pool.engines if each.serving])
+
+    def pause(self, engine: str, until_s: float) -> None:
+        state = self._engines[engine]
+        state.paused_until_s = max(state.paused_until_s, until_s)
+        self._paused_until_s = max(self._paused_until_s, until_s)
+
+    def pauses_s(self, now_s: float) -> list[float]:
+        """When the pauses end that are not over."""
+        return [state.paused_until_s for state in self._engines.values() if state.paused_until_s > now_s]
+
+    def snapshot(self) -> Mapping[str, LedgerSnapshot]:
+        return {name: state.ledger.snapshot() for name, state in self._engines.items()}
+
+    # -- choosing -----------------------------------------------------------------------------------------------
+
+    def _choose(
+        self,
+        offer: Offer,
+        engines: tuple[EnginePlaces, ...],
+        pool: PoolPlaces,
+        now_s: float,
+        affinity: AffinityResult | None = None,
+    ) -> Admitted | None:
+        """The less loaded of two drawn `engines` (two or more), the other, the rest by load."""
+        drawn, second = two_of(len(engines), offer.sample)
+        first, other = engines[drawn], engines[second]
+        if other.ledger.load_ratio() < first.ledger.load_ratio():
+            first, other = other, first
+        admitted = self._take(first, offer, pool, now_s, affinity) or self._take(other, offer, pool, now_s, affinity)
+        if admitted is not None or len(engines) == 2:
+            return admitted
+        rest = [engine for engine in engines if engine is not first and engine is not other]
+        for engine in sorted(rest, key=_load_ratio):
+            admitted = self._take(engine, offer, pool, now_s, affinity)
+            if admitted is not None:
+                return admitted
+        return None
+
+    def _give_near(
+        self, offer: Offer, prefix: Prefix, engines: tuple[EnginePlaces, ...], pool: PoolPlaces, now_s: float
+    ) -> Admitted | None:
+        """On the engine that has the most of `prefix`, if its load allows; else as without one."""
+        known = self._affinity.find(prefix, now_s)
+        if known is None:
+            admitted = self._choose(offer, engines, pool, now_s, AffinityResult.NONE)
+        else:
+            name, share_ratio = known
+            near = self._engines[name]
+            admitted = None
+            if near in engines and _may_follow(near, engines, offer, share_ratio):
+                admitted = self._take(near, offer, pool, now_s, AffinityResult.HIT)
+            if admitted is None:
+                admitted = self._choose(offer, engines, pool, now_s, AffinityResult.MOVED)
+        if admitted is not None:
+            self._affinity.note(prefix, admitted.engine, now_s)
+        return admitted
+
+    def _take(
+        self, engine: EnginePlaces, offer: Offer, pool: PoolPlaces, now_s: float, affinity: AffinityResult | None = None
+    ) -> Admitted | None:
+        """Commit `offer` on `engine` if it has room."""
+        ledger, request_class = engine.ledger, offer.request_class
+        is_borrowed = request_class is not pool.request_class
+        if is_borrowed and offer.only is None and ledger.in_prefill(_BATCH) > 0:
+            # Behind a batch prefill it would wait for seconds.
+            return None
+        if ledger.offer(offer.request_id, request_class, offer.demand) is not None:
+            return None
+        self._taken[offer.request_id] = (engine, pool)
+        pool.drain.begin(now_s)
+        if engine.reserve is not None and request_class is _CHAT:
+            engine.reserve.note(ledger.held_tokens(_CHAT))
+            engine.update_reserve()
+        return Admitted(offer.request_id, engine.name, pool.request_class, is_borrowed, affinity)
+
+
+def _allowed(engines: tuple[EnginePlaces, ...], excluded: frozenset[str], only: str | None) -> tuple[EnginePlaces, ...]:
+    if not excluded and only is None:
+        return engines
+    return tuple([engine for engine in engines if engine.name not in excluded and only in (None, engine.name)])
+
+
+def _load_ratio(engine: EnginePlaces) -> float:
+    return engine.ledger.load_ratio()
+
+
+def _may_follow(near: EnginePlaces, engines: tuple[EnginePlaces, ...], offer: Offer, share_ratio: float) -> bool:
+    """Whether `near` is within the bound of the less loaded of two drawn `engines`."""
+    demand = offer.demand
+    first, second = two_of(len(engines), offer.sample)
+    least = min(engines[first].ledger.load_ratio_with(demand), engines[second].ledger.load_ratio_with(demand))
+    return may_follow(near.ledger.load_ratio_with(demand), least, share_ratio)
