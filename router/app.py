@@ -72,7 +72,7 @@ class Runtime:
         self._slot, self._slots = slot, slots
         self._queue: RedisQueue | None = None
         self._redis_url = redis_url
-        self._metrics = Metrics(shared_dir=metrics_dir)
+        self._metrics = Metrics(shared_dir=metrics_dir, slot=slot)
         self._cleanup = contextlib.AsyncExitStack()
         self._engine_news = asyncio.Event()
         # Not started before everything is made: a start that fails leaves nothing behind.

@@ -207,7 +207,7 @@ class ModelFlow:
             lease.release()
             raise
         finally:
-            self._metrics.attempts.labels(self.config.name, lease.engine, result).inc()
+            self._metrics.attempted(self.config.name, lease.engine, result)
 
     async def _ask(
         self, job: Job, engine: Engine, limits: TimeoutConfig, lease: Lease | None, record: RequestRecord

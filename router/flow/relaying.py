@@ -96,7 +96,7 @@ class Relays:
             record.relay, record.pool = None, "none"
             raise
         finally:
-            self._metrics.attempts.labels(self._model, relay.name, result).inc()
+            self._metrics.attempted(self._model, relay.name, result)
         return answer
 
     async def _ask(self, relay: Relay, job: Job, record: RequestRecord) -> Answer:
