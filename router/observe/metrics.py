@@ -27,7 +27,7 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from router.observe.tallies import Cells, Series, Tallies, observe
+from router.observe.tallies import Series, Tallies, observe
 from router.policy.admission import AdmissionSnapshot
 from router.policy.demand import RequestClass
 from router.policy.ledger import LedgerSnapshot
@@ -46,6 +46,8 @@ OVERHEAD_BUCKETS = (
     0.00002, 0.00005, 0.0001, 0.0002, 0.0005,
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300,
 )  # fmt: skip
+#: A loop is at ease below 10 ms; above 50 ms its streams stutter.
+LOOP_DELAY_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 TOKENS_BUCKETS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 
 GaugeMode = Literal["livesum", "livemax", "livemin"]
@@ -65,10 +67,10 @@ class Metrics:
         self._tallies = Tallies(shared_dir, slot=slot)
         self._registry.register(self._tallies)
         self._endings: dict[tuple[object, ...], _Ending] = {}
-        self._attempts: dict[tuple[str, str, str], Cells] = {}
         self._request_series()
         self._flow_series()
         self._state_series()
+        self._process_series()
 
     def _request_series(self) -> None:
         counter = self._tallies.counter
@@ -135,6 +137,16 @@ class Metrics:
         self.buffered = gauge("router_buffered_bytes", "Request bodies in memory", (), "livesum")
         self.relay_open = gauge("router_relay_breaker_open", "1 while a relay is not tried", ("relay",), "livemax")
 
+    def _process_series(self) -> None:
+        self.loop_delay = self._tallies.histogram(
+            "router_loop_delay_seconds", "How late a timer of every 50 ms rang", (), LOOP_DELAY_BUCKETS
+        )
+        self._loop_delay = self.loop_delay.cells()
+        self.cpu = self._counter("router_process_cpu_seconds", "CPU time of the process", ())
+        self.memory = self._gauge("router_process_resident_memory_bytes", "Memory in RAM", (), "livesum")
+        self.open_files = self._gauge("router_process_open_fds", "Open files and sockets", (), "livesum")
+        self.log_lines_dropped = self._counter("router_log_lines_dropped", "Log lines that stderr had no room for", ())
+
     # -- writing ------------------------------------------------------------------------------------------------
 
     def arrived(self) -> None:
@@ -143,10 +155,7 @@ class Metrics:
 
     def attempted(self, model: str, target: str, result: str) -> None:
         """One try on an engine or relay is over."""
-        cells = self._attempts.get((model, target, result))
-        if cells is None:
-            cells = self._attempts[model, target, result] = self.attempts.cells(model, target, result)
-        cells[0] += 1
+        self.attempts.inc(model, target, result)
 
     def finish(self, record: RequestRecord) -> None:
         """Write the one set of request series of a finished request."""
@@ -182,6 +191,10 @@ class Metrics:
             self._endings.clear()
         ending = self._endings[key] = _Ending(self, record)
         return ending
+
+    def loop_was_late(self, delay_s: float) -> None:
+        """The timer that watches the event loop rang, `delay_s` after its time."""
+        observe(self._loop_delay, LOOP_DELAY_BUCKETS, delay_s)
 
     def show_admission(self, model: str, snapshot: AdmissionSnapshot) -> None:
         """Set the gauges of a model's ledger."""

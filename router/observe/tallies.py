@@ -81,6 +81,12 @@ class Series(Collector):
             known = self._known[labels] = (cells, time.time())
         return known[0]
 
+    def inc(self, *labels: str) -> None:
+        """Count one, where the label set changes from call to call and two look-ups are no matter."""
+        known = self._known.get(labels)
+        cells = self.cells(*labels) if known is None else known[0]
+        cells[0] += 1
+
     def collect(self) -> list[Metric]:
         """What this process counted, and where it goes on with another's, both."""
         return [

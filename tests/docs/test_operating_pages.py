@@ -10,7 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from router.cli.main import app
 from router.observe.log import log_request
-from router.observe.metrics import OVERHEAD_BUCKETS, SECONDS_BUCKETS, TOKENS_BUCKETS, Metrics
+from router.observe.metrics import LOOP_DELAY_BUCKETS, OVERHEAD_BUCKETS, SECONDS_BUCKETS, TOKENS_BUCKETS, Metrics
 from router.observe.tallies import Series
 from router.policy.demand import RequestClass
 from router.policy.outcome import Outcome
@@ -94,7 +94,7 @@ def test_the_metrics_page_lists_the_buckets_and_every_value_of_a_label() -> None
     page = text(METRICS)
     chapters = sections(METRICS, 3)
 
-    for buckets in (SECONDS_BUCKETS, OVERHEAD_BUCKETS):
+    for buckets in (SECONDS_BUCKETS, OVERHEAD_BUCKETS, LOOP_DELAY_BUCKETS):
         assert ", ".join(f"{bucket:g}" for bucket in buckets) in page
     assert ", ".join(str(bucket) for bucket in TOKENS_BUCKETS) in page
     assert {endpoint.value for endpoint in Endpoint} <= set(codes(chapters["router_requests_total"]))
