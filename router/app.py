@@ -27,6 +27,7 @@ from router.http.client import BufferBudget
 from router.http.routes import build
 from router.http.service import Models, ModelService, RouterState
 from router.observe.metrics import Metrics
+from router.observe.stalls import LoopWatch
 from router.policy.admission import Admission, AdmissionRules, PoolRules
 from router.policy.demand import RequestClass
 from router.policy.ledger import ClassLimits, EngineLimits
@@ -72,7 +73,7 @@ class Runtime:
         self._slot, self._slots = slot, slots
         self._queue: RedisQueue | None = None
         self._redis_url = redis_url
-        self._metrics = Metrics(shared_dir=metrics_dir)
+        self._metrics = Metrics(shared_dir=metrics_dir, slot=slot)
         self._cleanup = contextlib.AsyncExitStack()
         self._engine_news = asyncio.Event()
         # Not started before everything is made: a start that fails leaves nothing behind.
@@ -134,6 +135,7 @@ class Runtime:
         )
         self.app, ops = build(self.state)
         self._background.append(("gauges", partial(_every, _GAUGES_EVERY_S, ops.refresh_gauges)))
+        self._cleanup.enter_context(LoopWatch(self._metrics.loop_was_late))
         tasks = [asyncio.create_task(work(), name=name) for name, work in self._background]
         for task in tasks:
             task.add_done_callback(self._report)

@@ -66,7 +66,7 @@ class Guard:
         state = self._state
         record = RequestRecord(scope["state"]["request_id"], state.clock.now_s())
         record.outcome = outcome
-        state.metrics.arrivals.inc()
+        state.metrics.arrived()
         shape = ErrorShape.ANTHROPIC if is_anthropic(scope) else ErrorShape.OPENAI
         try:
             await Reply(send, record, shape).fail(error)

@@ -60,7 +60,7 @@ class Inference:
         state = self._state
         record = RequestRecord(scope["state"]["request_id"], state.clock.now_s(), endpoint=endpoint.value)
         reply = Reply(send, record, endpoint.error_shape)
-        state.metrics.arrivals.inc()
+        state.metrics.arrived()
         state.enter()
         try:
             await self._walk(endpoint, scope, receive, reply, record)

@@ -9,6 +9,8 @@ from router.errors import ApiError
 from router.http.client import in_ascii
 from router.http.responses import Kept, cancel_kept, read_kept
 from router.http.service import ModelService, RouterState
+from router.observe import process
+from router.observe.log import dropped_lines
 from router.observe.metrics import CONTENT_TYPE
 from router.tokens.api import PromptCounter
 
@@ -19,7 +21,7 @@ class Ops:
     def __init__(self, state: RouterState) -> None:
         self._state = state
         self._created_unix_s = int(state.clock.unix_s())
-        self._shown: dict[tuple[str, str], int] = {}
+        self._shown: dict[tuple[str, str], float] = {}
 
     async def healthz(self, _: Request) -> Response:
         """The process lives and its loop turns."""
@@ -66,6 +68,7 @@ class Ops:
         state = self._state
         state.metrics.in_flight.set(state.in_flight)
         state.metrics.buffered.set(state.buffers.used_bytes)
+        self._show_process()
         for service in state.models:
             name, flow = service.config.name, service.flow
             state.metrics.show_admission(name, flow.gate.snapshot())
@@ -84,6 +87,13 @@ class Ops:
             for relay in flow.relays.all:
                 state.metrics.relay_open.labels(relay.name).set(not relay.can_try)
 
+    def _show_process(self) -> None:
+        metrics = self._state.metrics
+        metrics.memory.set(process.resident_bytes())
+        metrics.open_files.set(process.open_files())
+        metrics.cpu.inc(self._news("", "cpu", process.cpu_s()))
+        metrics.log_lines_dropped.inc(self._news("", "log lines", dropped_lines()))
+
     def _show_counter(self, model: str, counter: PromptCounter) -> None:
         """The counter keeps sums of its own; what came since the last look goes into the series."""
         metrics = self._state.metrics
@@ -92,7 +102,7 @@ class Ops:
         for reason, total in counter.missed.items():
             metrics.count_given_up.labels(model, reason).inc(self._news(model, reason, total))
 
-    def _news(self, model: str, what: str, total: int) -> int:
+    def _news(self, model: str, what: str, total: float) -> float:
         before = self._shown.get((model, what), 0)
         self._shown[model, what] = total
         return total - before

@@ -1,14 +1,17 @@
 """The pages on metrics, outcomes, commands and log lines name everything that there is, and nothing else."""
 
 import logging
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
 import typer
+from prometheus_client.metrics import MetricWrapperBase
 
 from router.cli.main import app
 from router.observe.log import log_request
-from router.observe.metrics import SECONDS_BUCKETS, TOKENS_BUCKETS, Metrics
+from router.observe.metrics import LOOP_DELAY_BUCKETS, OVERHEAD_BUCKETS, SECONDS_BUCKETS, TOKENS_BUCKETS, Metrics
+from router.observe.tallies import Series
 from router.policy.demand import RequestClass
 from router.policy.outcome import Outcome
 from router.policy.retry import Failure
@@ -19,10 +22,26 @@ from tests.docs.page import codes, first_codes, rows, sections, text, without_re
 METRICS, OUTCOMES, COMMANDS, OPERATIONS = "docs/metrics.md", "docs/outcomes.md", "docs/cli.md", "docs/operations.md"
 
 
-def _series() -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Described:
+    """A series, be it a tally or the client library's. `mode`: how a gauge's values become one."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    mode: str | None = None
+
+
+def _series() -> dict[str, _Described]:
     """Every series by the name it has on the page /metrics."""
-    found = [value for value in vars(Metrics()).values() if hasattr(value, "_labelnames")]
-    return {one._name + ("_total" if one._type == "counter" else ""): one for one in found}
+    values = vars(Metrics()).values()
+    found = [_Described(one.name, one.kind, one.labels) for one in values if isinstance(one, Series)]
+    found += [
+        _Described(one._name, one._type, one._labelnames, getattr(one, "_multiprocess_mode", None))
+        for one in values
+        if isinstance(one, MetricWrapperBase)
+    ]
+    return {one.name + ("_total" if one.kind == "counter" else ""): one for one in found}
 
 
 def _commands() -> dict[str, Any]:
@@ -58,8 +77,8 @@ def test_each_series_is_described_with_its_kind_and_its_labels() -> None:
 
     for name, series in _series().items():
         first_line = chapters[name].strip().splitlines()[0]
-        assert first_line.lower().startswith(series._type), name
-        assert codes(first_line) == list(series._labelnames), name
+        assert first_line.lower().startswith(series.kind), name
+        assert codes(first_line) == list(series.labels), name
 
 
 def test_each_gauge_says_how_the_workers_values_become_one() -> None:
@@ -67,15 +86,16 @@ def test_each_gauge_says_how_the_workers_values_become_one() -> None:
     chapters = sections(METRICS, 3)
 
     for name, series in _series().items():
-        if series._type == "gauge":
-            assert f"Gauge, {words[series._multiprocess_mode]} over workers." in chapters[name], name
+        if series.mode is not None:
+            assert f"Gauge, {words[series.mode]} over workers." in chapters[name], name
 
 
 def test_the_metrics_page_lists_the_buckets_and_every_value_of_a_label() -> None:
     page = text(METRICS)
     chapters = sections(METRICS, 3)
 
-    assert ", ".join(f"{bucket:g}" for bucket in SECONDS_BUCKETS) in page
+    for buckets in (SECONDS_BUCKETS, OVERHEAD_BUCKETS, LOOP_DELAY_BUCKETS):
+        assert ", ".join(f"{bucket:g}" for bucket in buckets) in page
     assert ", ".join(str(bucket) for bucket in TOKENS_BUCKETS) in page
     assert {endpoint.value for endpoint in Endpoint} <= set(codes(chapters["router_requests_total"]))
     assert {failure.value for failure in Failure} <= set(codes(chapters["router_attempts_total"]))

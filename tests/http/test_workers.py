@@ -115,6 +115,11 @@ async def test_both_workers_serve_their_metrics_add_up_and_a_killed_one_is_start
         assert {page.value("router_in_flight_requests") for page in pages} == {0}
         assert after.value("router_requests_total", outcome="completed") >= 61
         assert after.value("router_arrivals_total") == after.value("router_requests_total")
+        assert after.value("router_attempts_total", result="answered") >= 61
+        assert after.value("router_process_resident_memory_bytes") > 2 * 20 * 2**20
+        assert after.value("router_process_open_fds") > 2 * 10
+        assert after.value("router_loop_delay_seconds_count") > 0
+        assert after.value("router_log_lines_dropped_total") == 0
         assert code == 0
 
 
