@@ -2,51 +2,109 @@
 
 Unknown fields are skipped here and reach the engine untouched. A field of a wrong type is the client's error and is
 named in the answer. Content that only the engine judges (roles, part types, schemas) stays unchecked.
+
+Prompts are read in two steps: the body's decoder keeps them as JSON (`msgspec.Raw`, a view of the body), and `prompt`
+decodes what has to be looked at.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from router.errors import bad_request
 from router.http import convert
+from router.http.decoding import decode
 from router.request import ChatPrompt, OpaquePrompt, Prompt, TextPrompts, TokenPrompts
 
 #: Pairs of texts are written out to be counted up to here: a long query times many documents is far more than the body.
 _PAIRS_MAX_CHARS = 32 * 2**20
 
+#: Sequences of one request, prompts times `n`; OpenAI takes 2,048 inputs at most.
+SEQUENCES_MAX = 16_384
 
-class GenerationBody(msgspec.Struct):
+_T = TypeVar("_T")
+
+#: A field of JSON that may be absent.
+_Json = msgspec.Raw | msgspec.UnsetType
+
+
+class _AnyObject(msgspec.Struct, gc=False):
+    """Some JSON object, of which nothing is read."""
+
+
+_ANY = msgspec.json.Decoder(Any)
+_MESSAGES = msgspec.json.Decoder(list[dict[str, Any]])
+_OBJECTS = msgspec.json.Decoder(list[dict[str, Any]] | None)
+_OBJECT = msgspec.json.Decoder(dict[str, Any] | None)
+_ARE_OBJECTS = msgspec.json.Decoder(list[_AnyObject] | None)
+_TEXTS = msgspec.json.Decoder(str | list[str])
+_IDS = msgspec.json.Decoder(list[int])
+_LISTS_OF_IDS = msgspec.json.Decoder(list[list[int]])
+
+
+class GenerationBody(msgspec.Struct, gc=False):
     """Fields that every generating endpoint shares."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     n: int | None = None
-    priority: Any = msgspec.UNSET
-    kv_transfer_params: Any = msgspec.UNSET
+    priority: _Json = msgspec.UNSET
+    kv_transfer_params: _Json = msgspec.UNSET
     service_tier: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: _Json = msgspec.UNSET
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: _Json = msgspec.UNSET
 
     def cap(self) -> tuple[str, int | None]:
         """The field that caps the output, and its value."""
         raise NotImplementedError
 
-    def prompt(self, size_bytes: int) -> Prompt:
-        """The prompt as it is to be counted; `size_bytes` is the body's size."""
+    def check_there(self) -> None:
+        """Raises: `ApiError` 400 where the prompt is missing."""
         raise NotImplementedError
+
+    @property
+    def has_conversation(self) -> bool:
+        """Whether the prompt is one conversation, one sequence whatever is in it."""
+        return True
+
+    def prompt(self, size_bytes: int) -> Prompt:
+        """The prompt as it is to be counted; `size_bytes` is the body's size. To be called after `check_there`.
+
+        Raises: `ApiError` 400, `RecursionError`.
+        """
+        raise NotImplementedError
+
+    def prefix(self) -> tuple[msgspec.Raw, ...]:
+        """See `ParsedRequest.prefix`."""
+        return ()
+
+    def template_options(self) -> dict[str, Any]:
+        """`chat_template_kwargs`, empty where there are none."""
+        if self.chat_template_kwargs is msgspec.UNSET:
+            return {}
+        return decode(_OBJECT, self.chat_template_kwargs, "chat_template_kwargs") or {}
+
+    def tools_json(self) -> msgspec.Raw | None:
+        """The tools undecoded, None where there are none; checked to be a list of objects."""
+        if self.tools is msgspec.UNSET or not decode(_ARE_OBJECTS, self.tools, "tools"):
+            return None
+        return self.tools
+
+    def tool_objects(self) -> list[dict[str, Any]] | None:
+        """The tools decoded."""
+        return None if self.tools is msgspec.UNSET else decode(_OBJECTS, self.tools, "tools")
 
 
 class ChatBody(GenerationBody):
-    messages: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    messages: _Json = msgspec.UNSET
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    documents: list[dict[str, Any]] | None = None
+    documents: _Json = msgspec.UNSET
     reasoning_effort: str | None = None
 
     def cap(self) -> tuple[str, int | None]:
@@ -54,31 +112,40 @@ class ChatBody(GenerationBody):
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
 
-    def prompt(self, size_bytes: int) -> Prompt:
+    def check_there(self) -> None:
         if self.messages is msgspec.UNSET:
             raise missing("messages")
-        if not self.messages:
+
+    def prompt(self, size_bytes: int) -> Prompt:
+        assert self.messages is not msgspec.UNSET, "checked to be there"
+        messages = decode(_MESSAGES, self.messages, "messages")
+        if not messages:
             raise bad_request("`messages` is empty: a chat needs at least one message.", param="messages")
-        kwargs = dict(self.chat_template_kwargs or {})
-        if self.documents is not None:
-            kwargs["documents"] = self.documents
+        kwargs = self.template_options()
+        if self.documents is not msgspec.UNSET:
+            documents = decode(_OBJECTS, self.documents, "documents")
+            if documents is not None:
+                kwargs["documents"] = documents
         if self.reasoning_effort is not None:
             kwargs["reasoning_effort"] = self.reasoning_effort
         return ChatPrompt(
-            messages=self.messages,
-            tools=self.tools,
-            chat_template=self.chat_template,
-            template_kwargs=kwargs,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            add_special_tokens=self.add_special_tokens,
-            bytes_total=size_bytes,
+            messages,
+            self.tools_json(),
+            self.chat_template,
+            kwargs,
+            self.add_generation_prompt,
+            self.continue_final_message,
+            self.add_special_tokens,
+            size_bytes,
         )
+
+    def prefix(self) -> tuple[msgspec.Raw, ...]:
+        return _given(self.messages)
 
 
 class CompletionsBody(GenerationBody):
-    prompt_: Any = msgspec.field(default=msgspec.UNSET, name="prompt")
-    prompt_embeds: Any = None
+    prompt_: _Json = msgspec.field(default=msgspec.UNSET, name="prompt")
+    prompt_embeds: _Json = msgspec.UNSET
     max_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     add_special_tokens: bool = True
     best_of: int | None = None
@@ -89,17 +156,30 @@ class CompletionsBody(GenerationBody):
     def cap(self) -> tuple[str, int | None]:
         return "max_tokens", self.DEFAULT_MAX_TOKENS if self.max_tokens is msgspec.UNSET else self.max_tokens
 
-    def prompt(self, size_bytes: int) -> Prompt:
-        if self.prompt_embeds is not None:
-            return OpaquePrompt(size_bytes)
-        if self.prompt_ is msgspec.UNSET or self.prompt_ is None:
+    def check_there(self) -> None:
+        if not self._has_embeds() and _is_absent(self.prompt_):
             raise missing("prompt")
+
+    @property
+    def has_conversation(self) -> bool:
+        return False
+
+    def prompt(self, size_bytes: int) -> Prompt:
+        if self._has_embeds():
+            return OpaquePrompt(size_bytes)
+        assert self.prompt_ is not msgspec.UNSET, "checked to be there"
         return texts_or_tokens(self.prompt_, "prompt", add_special_tokens=self.add_special_tokens)
+
+    def prefix(self) -> tuple[msgspec.Raw, ...]:
+        return _given(self.prompt_)
+
+    def _has_embeds(self) -> bool:
+        return not _is_absent(self.prompt_embeds)
 
 
 class ResponsesBody(GenerationBody):
-    input: Any = msgspec.UNSET
-    instructions: Any = None
+    input: _Json = msgspec.UNSET
+    instructions: _Json = msgspec.UNSET
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     background: bool | None = None
@@ -107,75 +187,103 @@ class ResponsesBody(GenerationBody):
     def cap(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_output_tokens
 
-    def prompt(self, size_bytes: int) -> Prompt:
-        if self.input is msgspec.UNSET or self.input is None:
+    def check_there(self) -> None:
+        if _is_absent(self.input):
             raise missing("input")
-        if not isinstance(self.input, str | list):
+
+    def prompt(self, size_bytes: int) -> Prompt:
+        given = _value(self.input)
+        if not isinstance(given, str | list):
             raise bad_request("`input` must be a string or a list of items.", param="input")
-        chat = convert.from_responses(self.instructions, self.input, self.tools)
+        chat = convert.from_responses(_value(self.instructions), given, self.tool_objects())
         return ChatPrompt(
             messages=chat.messages,
             tools=chat.tools,
-            template_kwargs=self.chat_template_kwargs or {},
+            template_kwargs=self.template_options(),
             bytes_total=size_bytes,
             has_stored_history=self.previous_response_id is not None or not chat.complete,
         )
 
+    def prefix(self) -> tuple[msgspec.Raw, ...]:
+        return _given(self.instructions, self.input)
+
 
 class MessagesBody(GenerationBody):
-    messages: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
-    system: Any = None
+    messages: _Json = msgspec.UNSET
+    system: _Json = msgspec.UNSET
     max_tokens: int | None = None
 
     def cap(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
 
-    def prompt(self, size_bytes: int) -> Prompt:
+    def check_there(self) -> None:
         if self.messages is msgspec.UNSET:
             raise missing("messages")
-        chat = convert.from_anthropic(self.system, self.messages, self.tools)
+        if self.max_tokens is None:
+            raise missing("max_tokens")
+
+    def prompt(self, size_bytes: int) -> Prompt:
+        assert self.messages is not msgspec.UNSET, "checked to be there"
+        messages = decode(_MESSAGES, self.messages, "messages")
+        chat = convert.from_anthropic(_value(self.system), messages, self.tool_objects())
         return ChatPrompt(
             messages=chat.messages,
             tools=chat.tools,
-            template_kwargs=self.chat_template_kwargs or {},
+            template_kwargs=self.template_options(),
             bytes_total=size_bytes,
             has_stored_history=not chat.complete,
         )
+
+    def prefix(self) -> tuple[msgspec.Raw, ...]:
+        return _given(self.system, self.messages)
 
 
 class PoolingBody(GenerationBody):
     """embeddings, pooling, classify: `input` or `messages`; score and rerank: pairs. Nothing is generated."""
 
-    input: Any = msgspec.UNSET
-    messages: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
-    text_1: Any = msgspec.UNSET
-    text_2: Any = msgspec.UNSET
-    queries: Any = msgspec.UNSET
-    query: Any = msgspec.UNSET
-    documents: Any = msgspec.UNSET
+    input: _Json = msgspec.UNSET
+    messages: _Json = msgspec.UNSET
+    text_1: _Json = msgspec.UNSET
+    text_2: _Json = msgspec.UNSET
+    queries: _Json = msgspec.UNSET
+    query: _Json = msgspec.UNSET
+    documents: _Json = msgspec.UNSET
 
     def cap(self) -> tuple[str, int | None]:
         return "max_tokens", 0
 
+    def check_there(self) -> None:
+        if self.messages is msgspec.UNSET and self.input is msgspec.UNSET and self._sides() is None:
+            raise missing("input")
+
+    @property
+    def has_conversation(self) -> bool:
+        return self.messages is not msgspec.UNSET
+
     def prompt(self, size_bytes: int) -> Prompt:
         if self.messages is not msgspec.UNSET:
-            return ChatPrompt(messages=self.messages, bytes_total=size_bytes)
+            messages = decode(_MESSAGES, self.messages, "messages")
+            return ChatPrompt(messages, bytes_total=size_bytes)
         if self.input is not msgspec.UNSET:
             return texts_or_tokens(self.input, "input", add_special_tokens=True)
         pairs = self._pairs()
-        if pairs is None:
-            raise missing("input")
         return TextPrompts(pairs) if pairs else OpaquePrompt(size_bytes)
 
-    def _pairs(self) -> tuple[str, ...] | None:
-        """Query and document share one sequence; None where neither is given, empty where they are not texts or
-        too long to be paired here."""
-        first = next((v for v in (self.query, self.text_1, self.queries) if v is not msgspec.UNSET), None)
-        second = next((v for v in (self.documents, self.text_2) if v is not msgspec.UNSET), None)
-        if first is None or second is None:
-            return None
-        firsts, seconds = (value if isinstance(value, list) else [value] for value in (first, second))
-        if not all(isinstance(value, str) for value in (*firsts, *seconds)) or not firsts or not seconds:
+    def _sides(self) -> tuple[msgspec.Raw, msgspec.Raw] | None:
+        """What is compared with what; None where either is missing."""
+        first, second = _given(self.query, self.text_1, self.queries), _given(self.documents, self.text_2)
+        return (first[0], second[0]) if first and second else None
+
+    def _pairs(self) -> tuple[str, ...]:
+        """Query and document share one sequence; empty where they are not texts, or too long to be paired here."""
+        sides = self._sides()
+        assert sides is not None, "checked to be there"
+        try:
+            firsts, seconds = (_TEXTS.decode(side) for side in sides)
+        except msgspec.DecodeError:
+            return ()
+        firsts, seconds = ([value] if isinstance(value, str) else value for value in (firsts, seconds))
+        if not firsts or not seconds:
             return ()
         if len(firsts) == 1:
             firsts = firsts * len(seconds)
@@ -184,26 +292,53 @@ class PoolingBody(GenerationBody):
         return tuple(a + b for a, b in zip(firsts, seconds, strict=False))
 
 
-def texts_or_tokens(value: Any, name: str, *, add_special_tokens: bool) -> Prompt:
-    """A string, a list of strings, a list of token ids, or a list of such lists."""
-    if isinstance(value, str):
-        return TextPrompts((value,), add_special_tokens)
-    if isinstance(value, list) and value:
-        if all(isinstance(item, str) for item in value):
-            return TextPrompts(tuple(value), add_special_tokens)
-        if _are_ids(value):
-            return TokenPrompts((len(value),))
-        if all(isinstance(item, list) and item and _are_ids(item) for item in value):
-            return TokenPrompts(tuple(len(item) for item in value))
+def texts_or_tokens(json: msgspec.Raw, name: str, *, add_special_tokens: bool) -> Prompt:
+    """A string, a list of strings, a list of token ids, or a list of such lists.
+
+    Each kind is read as such and no other, so that no more objects are made than the prompts have parts.
+    Raises: `ApiError` 400 for anything else, and for more lists than a request may have sequences.
+    """
+    texts = _decode_as(_TEXTS, json)
+    if isinstance(texts, str):
+        return TextPrompts((texts,), add_special_tokens)
+    if texts:
+        return TextPrompts(tuple(texts), add_special_tokens)
+    ids = _decode_as(_IDS, json)
+    if ids:
+        return TokenPrompts((len(ids),))
+    # Only numbers are in such lists, so each bracket but the outermost begins one of them.
+    lists = bytes(json).count(b"[") - 1
+    if ids is None and 0 < lists <= SEQUENCES_MAX:
+        several = _decode_as(_LISTS_OF_IDS, json)
+        if several and all(several):
+            return TokenPrompts(tuple(map(len, several)))
     raise bad_request(
-        f"`{name}` must be a string, a non-empty list of strings, a non-empty list of token ids, or a list of such "
-        "lists; the kinds may not be mixed.",
+        f"`{name}` must be a string, a non-empty list of strings, a non-empty list of token ids, or a list of at most "
+        f"{SEQUENCES_MAX:,} such lists; the kinds may not be mixed.",
         param=name,
     )
 
 
-def _are_ids(values: list[Any]) -> bool:
-    return all(type(value) is int for value in values)
+def _decode_as(decoder: msgspec.json.Decoder[_T], json: msgspec.Raw) -> _T | None:
+    """The value of `json` if it is of the decoder's kind."""
+    try:
+        return decoder.decode(json)
+    except msgspec.DecodeError:
+        return None
+
+
+def _given(*fields: _Json) -> tuple[msgspec.Raw, ...]:
+    return tuple([field for field in fields if field is not msgspec.UNSET])
+
+
+def _value(field: _Json) -> Any:
+    """The value of a field, None where it is absent."""
+    return None if field is msgspec.UNSET else decode(_ANY, field)
+
+
+def _is_absent(field: _Json) -> bool:
+    """Whether the field is not there, or null."""
+    return field is msgspec.UNSET or bytes(field) == b"null"
 
 
 def missing(name: str) -> Exception:

@@ -118,6 +118,10 @@ class Metrics:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
+    def arrived(self) -> None:
+        """One more request has reached a route."""
+        self.arrivals.inc()
+
     def finish(self, record: RequestRecord) -> None:
         """Write the one set of request series of a finished request."""
         assert record.outcome is not None, "a request ends in one outcome"
