@@ -57,11 +57,11 @@ class GenerationBody(msgspec.Struct, gc=False):
     chat_template_kwargs: _Json = msgspec.UNSET
 
     def cap(self) -> tuple[str, int | None]:
-        """The field that caps the output, and its value."""
+        """The field that caps the output, and its value: 0 where nothing is generated."""
         raise NotImplementedError
 
     def check_there(self) -> None:
-        """Raises: `ApiError` 400 where the prompt is missing."""
+        """Raises: `ApiError` 400 where the prompt, or anything else that has to be there, is missing."""
         raise NotImplementedError
 
     @property
@@ -140,7 +140,8 @@ class ChatBody(GenerationBody):
         )
 
     def prefix(self) -> tuple[msgspec.Raw, ...]:
-        return _given(self.messages)
+        assert self.messages is not msgspec.UNSET, "checked to be there"
+        return (self.messages,)
 
 
 class CompletionsBody(GenerationBody):
@@ -190,6 +191,13 @@ class ResponsesBody(GenerationBody):
     def check_there(self) -> None:
         if _is_absent(self.input):
             raise missing("input")
+        if self.background:
+            raise bad_request(
+                "`background: true` is not offered here: the answer would live in one engine's memory and be lost with "
+                "it. Send the request without it.",
+                param="background",
+                code="unsupported_parameter",
+            )
 
     def prompt(self, size_bytes: int) -> Prompt:
         given = _value(self.input)

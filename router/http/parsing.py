@@ -99,7 +99,7 @@ def parse(incoming: Incoming) -> ParsedRequest:
         model=body.model or "",
         prompt=prompt,
         stream=stream,
-        max_tokens=cap if endpoint.generates else 0,
+        max_tokens=cap,
         n=_sequences(body, prompt),
         asked_include_usage=stream
         and body.stream_options is not None
@@ -115,14 +115,7 @@ def parse(incoming: Incoming) -> ParsedRequest:
 def _prompt(body: GenerationBody, raw: bytes) -> Prompt:
     """The prompt of a body whose other fields are read. Raises: `ApiError` 400."""
     body.check_there()
-    if isinstance(body, ResponsesBody) and body.background:
-        raise bad_request(
-            "`background: true` is not offered here: the answer would live in one engine's memory and be lost with it. "
-            "Send the request without it.",
-            param="background",
-            code="unsupported_parameter",
-        )
-    if body.has_conversation and is_crowded(raw):
+    if is_crowded(raw) and body.has_conversation:
         return OpaquePrompt(len(raw))
     try:
         return body.prompt(len(raw))
@@ -174,11 +167,12 @@ def _sequences(body: GenerationBody, prompt: Prompt) -> int:
     if isinstance(body, CompletionsBody) and body.best_of is not None:
         _check_range(body.best_of, "best_of", 1, _N_MAX)
         n = max(n, body.best_of)
-    prompts = 1
     if isinstance(prompt, TextPrompts):
         prompts = len(prompt.texts)
     elif isinstance(prompt, TokenPrompts):
         prompts = len(prompt.lengths_tokens)
+    else:
+        return n
     if prompts * n > SEQUENCES_MAX:
         raise bad_request(
             f"{prompts:,} prompts with {n} sequences each are more than the {SEQUENCES_MAX:,} sequences that one "
