@@ -7,22 +7,15 @@ Prompts are read in two steps: the body's decoder keeps them as JSON (`msgspec.R
 decodes what has to be looked at.
 """
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from router.errors import bad_request
 from router.http import convert
 from router.http.decoding import decode
-from router.request import ChatPrompt, OpaquePrompt, Prompt, TextPrompts, TokenPrompts
-
-#: Pairs of texts are written out to be counted up to here: a long query times many documents is far more than the body.
-_PAIRS_MAX_CHARS = 32 * 2**20
-
-#: Sequences of one request, prompts times `n`; OpenAI takes 2,048 inputs at most.
-SEQUENCES_MAX = 16_384
-
-_T = TypeVar("_T")
+from router.http.texts import pairs, texts_or_tokens
+from router.request import ChatPrompt, OpaquePrompt, Prompt, TextPrompts
 
 #: A field of JSON that may be absent.
 _Json = msgspec.Raw | msgspec.UnsetType
@@ -37,9 +30,6 @@ _MESSAGES = msgspec.json.Decoder(list[dict[str, Any]])
 _OBJECTS = msgspec.json.Decoder(list[dict[str, Any]] | None)
 _OBJECT = msgspec.json.Decoder(dict[str, Any] | None)
 _ARE_OBJECTS = msgspec.json.Decoder(list[_AnyObject] | None)
-_TEXTS = msgspec.json.Decoder(str | list[str])
-_IDS = msgspec.json.Decoder(list[int])
-_LISTS_OF_IDS = msgspec.json.Decoder(list[list[int]])
 
 
 class GenerationBody(msgspec.Struct, gc=False):
@@ -274,65 +264,15 @@ class PoolingBody(GenerationBody):
             return ChatPrompt(messages, bytes_total=size_bytes)
         if self.input is not msgspec.UNSET:
             return texts_or_tokens(self.input, "input", add_special_tokens=True)
-        pairs = self._pairs()
-        return TextPrompts(pairs) if pairs else OpaquePrompt(size_bytes)
+        sides = self._sides()
+        assert sides is not None, "checked to be there"
+        paired = pairs(*sides)
+        return TextPrompts(paired) if paired else OpaquePrompt(size_bytes)
 
     def _sides(self) -> tuple[msgspec.Raw, msgspec.Raw] | None:
         """What is compared with what; None where either is missing."""
         first, second = _given(self.query, self.text_1, self.queries), _given(self.documents, self.text_2)
         return (first[0], second[0]) if first and second else None
-
-    def _pairs(self) -> tuple[str, ...]:
-        """Query and document share one sequence; empty where they are not texts, or too long to be paired here."""
-        sides = self._sides()
-        assert sides is not None, "checked to be there"
-        try:
-            firsts, seconds = (_TEXTS.decode(side) for side in sides)
-        except msgspec.DecodeError:
-            return ()
-        firsts, seconds = ([value] if isinstance(value, str) else value for value in (firsts, seconds))
-        if not firsts or not seconds:
-            return ()
-        if len(firsts) == 1:
-            firsts = firsts * len(seconds)
-        if sum(map(len, firsts)) + sum(map(len, seconds)) > _PAIRS_MAX_CHARS:
-            return ()
-        return tuple(a + b for a, b in zip(firsts, seconds, strict=False))
-
-
-def texts_or_tokens(json: msgspec.Raw, name: str, *, add_special_tokens: bool) -> Prompt:
-    """A string, a list of strings, a list of token ids, or a list of such lists.
-
-    Each kind is read as such and no other, so that no more objects are made than the prompts have parts.
-    Raises: `ApiError` 400 for anything else, and for more lists than a request may have sequences.
-    """
-    texts = _decode_as(_TEXTS, json)
-    if isinstance(texts, str):
-        return TextPrompts((texts,), add_special_tokens)
-    if texts:
-        return TextPrompts(tuple(texts), add_special_tokens)
-    ids = _decode_as(_IDS, json)
-    if ids:
-        return TokenPrompts((len(ids),))
-    # Only numbers are in such lists, so each bracket but the outermost begins one of them.
-    lists = bytes(json).count(b"[") - 1
-    if ids is None and 0 < lists <= SEQUENCES_MAX:
-        several = _decode_as(_LISTS_OF_IDS, json)
-        if several and all(several):
-            return TokenPrompts(tuple(map(len, several)))
-    raise bad_request(
-        f"`{name}` must be a string, a non-empty list of strings, a non-empty list of token ids, or a list of at most "
-        f"{SEQUENCES_MAX:,} such lists; the kinds may not be mixed.",
-        param=name,
-    )
-
-
-def _decode_as(decoder: msgspec.json.Decoder[_T], json: msgspec.Raw) -> _T | None:
-    """The value of `json` if it is of the decoder's kind."""
-    try:
-        return decoder.decode(json)
-    except msgspec.DecodeError:
-        return None
 
 
 def _given(*fields: _Json) -> tuple[msgspec.Raw, ...]:

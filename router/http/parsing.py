@@ -11,7 +11,6 @@ import msgspec
 
 from router.errors import ApiError, bad_request, nested_too_deeply
 from router.http.bodies import (
-    SEQUENCES_MAX,
     ChatBody,
     CompletionsBody,
     GenerationBody,
@@ -22,6 +21,7 @@ from router.http.bodies import (
 )
 from router.http.decoding import check_text, decode, is_crowded
 from router.http.multipart import form_fields
+from router.http.texts import SEQUENCES_MAX
 from router.policy.classify import Reason
 from router.policy.demand import RequestClass
 from router.request import Endpoint, OpaquePrompt, ParsedRequest, Prompt, TextPrompts, TokenPrompts

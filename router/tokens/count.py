@@ -27,11 +27,14 @@ from router.request import ChatPrompt, Count, OpaquePrompt, Prompt, TextPrompts,
 from router.tokens.api import PromptCounter, TokenizerUnavailable, Unsettled
 from router.tokens.calibration import BytesPerToken
 from router.tokens.limits import EMPTY, UNKNOWN, TextLimits, TextSize, size_of
-from router.tokens.offload import Offload
+from router.tokens.offload import Missed, Offload
 from router.tokens.overhead import ChatOverhead
 from router.tokens.size import ChatSize, chat_size
 from router.tokens.tokenizer import Tokenizer, load_huggingface, load_tiktoken
 
+#: Prompts of up to this many bytes have a thread of their own, some 20 ms each: a chat with tools does not wait behind
+#: a line of long prompts.
+SHORT_MAX_BYTES = 64 * 1024
 #: Never tokenized: 16 MiB take some ten seconds, and no context in use holds what they come to.
 EXACT_MAX_BYTES = 16 * 2**20
 #: From here on a prompt whose lower bound is beyond every decision is not tokenized even with `exact: always`.
@@ -76,7 +79,8 @@ class Counter:
         self._overhead: ChatOverhead | None = None if tokenizer is None else tokenizer.overhead
         self._always_exact = config.exact == "always"
         self._image_tokens = config.image_tokens
-        self._offload = Offload(timeout_s=config.timeout_s)
+        self._short = Offload(timeout_s=config.timeout_s, threads=1, name="tokens-short")
+        self._long = Offload(timeout_s=config.timeout_s, name="tokens-long")
         self._learned = BytesPerToken()
         self._misses = 0
         self._exact_mismatches = 0
@@ -94,7 +98,12 @@ class Counter:
     @property
     def missed(self) -> Mapping[str, int]:
         """Exact counts that were needed and not had, by reason."""
-        return {reason.value: count for reason, count in self._offload.missed.items()}
+        short, long = self._short.missed, self._long.missed
+        return {
+            reason.value: short.get(reason, 0) + long.get(reason, 0)
+            for reason in Missed
+            if reason in short or reason in long
+        }
 
     def settle(
         self, prompt: Prompt, *, decision_tokens: Sequence[int], request_class: RequestClass | None
@@ -115,10 +124,11 @@ class Counter:
         prompt = unsettled.prompt
         if unsettled.work_bytes > EXACT_MAX_BYTES:
             return unsettled.bounds
+        offload = self._short if unsettled.work_bytes <= SHORT_MAX_BYTES else self._long
         if isinstance(prompt, TextPrompts):
-            counted = await self._offload.run(partial(_count_texts, tokenizer, prompt))
+            counted = await offload.run(partial(_count_texts, tokenizer, prompt))
         else:
-            counted = await self._offload.run(partial(_count_chat, tokenizer, prompt))
+            counted = await offload.run(partial(_count_chat, tokenizer, prompt))
         if counted is None:
             return unsettled.bounds
         total, longest = sum(counted), max(counted, default=0)
@@ -147,7 +157,8 @@ class Counter:
 
     async def aclose(self) -> None:
         """See `PromptCounter.aclose`."""
-        self._offload.close()
+        self._short.close()
+        self._long.close()
 
     def _count_opaque(self, prompt: OpaquePrompt, request_class: RequestClass | None) -> Count:
         tokens = self._learned.estimate_tokens(prompt.bytes_total, request_class)
