@@ -1,16 +1,23 @@
 """One HTTP call: what was asked (`ParsedRequest`) and what became of it (`RequestRecord`).
 
 Raw dicts end here. The client's bytes are kept and forwarded unless a field must change.
+
+Values made for every request are msgspec structs, whose making costs a tenth of a frozen dataclass's. `gc=False`: none
+of them can be part of a reference cycle.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from router.errors import ErrorShape
 from router.policy.demand import RequestClass
 from router.policy.outcome import Outcome
+
+#: How much of a prompt tells conversations apart; some 16,000 tokens, more than system prompts have.
+PREFIX_MAX_BYTES = 64 * 1024
 
 
 class Endpoint(StrEnum):
@@ -45,20 +52,20 @@ _GENERATING = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES
 _ANTHROPIC = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True, gc=False):
     """A conversation, as the chat template takes it.
 
     `messages` and `tools` are the client's own objects in OpenAI's chat form (Anthropic and Responses bodies are
-    converted by `http/parsing.py` the way the engine does it). `template_kwargs` holds `chat_template_kwargs` merged
-    with what else reaches the template (`documents`, `reasoning_effort`). `bytes_total` is the size of the JSON the
-    conversation came in, an upper bound of the rendered text less the template's own words.
+    converted by `http/parsing.py` the way the engine does it). `tools` may still be the JSON they came in, a list of
+    objects: most chats with tools are never rendered here, see `tool_list`. `template_kwargs` holds
+    `chat_template_kwargs` merged with what else reaches the template (`documents`, `reasoning_effort`). `bytes_total`
+    is the size of the JSON the conversation came in, an upper bound of the rendered text less the template's own words.
     """
 
     messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | msgspec.Raw | None = None
     chat_template: str | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -66,24 +73,31 @@ class ChatPrompt:
     #: A conversation the engine keeps (`previous_response_id`): what is here is not all that will be in the prompt.
     has_stored_history: bool = False
 
+    def tool_list(self) -> Sequence[Mapping[str, Any]] | None:
+        """The tools as objects. Takes a while for many of them.
 
-@dataclass(frozen=True, slots=True)
-class TextPrompts:
+        Raises: `msgspec.DecodeError` for a number that is too large, `RecursionError`.
+        """
+        return _TOOLS_DECODER.decode(self.tools) if isinstance(self.tools, msgspec.Raw) else self.tools
+
+
+_TOOLS_DECODER = msgspec.json.Decoder(list[dict[str, Any]] | None)
+
+
+class TextPrompts(msgspec.Struct, frozen=True, gc=False):
     """One or more plain texts, each a prompt of its own."""
 
     texts: tuple[str, ...]
     add_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPrompts:
+class TokenPrompts(msgspec.Struct, frozen=True, gc=False):
     """Prompts given as token ids: nothing to count, only their lengths (in tokens)."""
 
     lengths_tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OpaquePrompt:
+class OpaquePrompt(msgspec.Struct, frozen=True, gc=False):
     """Something whose tokens only the engine can know (audio, prompt embeddings). `bytes_total` is its size."""
 
     bytes_total: int
@@ -92,8 +106,7 @@ class OpaquePrompt:
 Prompt = ChatPrompt | TextPrompts | TokenPrompts | OpaquePrompt
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedRequest:
+class ParsedRequest(msgspec.Struct, frozen=True, gc=False):
     """One inference call after parsing.
 
     `path` is what the engine is asked for, query string included. `body` is exactly what the client sent. `model` is
@@ -116,22 +129,32 @@ class ParsedRequest:
     hint: RequestClass | None = None
     hint_source: str | None = None
     previous_response_id: str | None = None
-    edits: Mapping[str, Any] = field(default_factory=dict)
+    edits: Mapping[str, Any] = {}
+    prefix: tuple[msgspec.Raw, ...] = ()
     #: Of a multipart form: where in `body` the model's name begins and ends.
     model_span: tuple[int, int] | None = None
 
     def prefix_bytes(self) -> bytes:
-        """The beginning of the prompt as it came, at most 64 KiB."""
-        return self.body[: 64 * 1024]
+        """The beginning of the prompt as JSON, at most 64 KiB; empty where it is not known.
+
+        Two turns of one conversation begin alike, up to the bracket that closes the shorter one. Not what a template
+        makes of it, and without tools: an engine's cache may know more prompts as alike, or fewer.
+        """
+        room = PREFIX_MAX_BYTES
+        parts: list[bytes] = []
+        for value in self.prefix:
+            parts.append(bytes(memoryview(value)[:room]))
+            room -= len(parts[-1])
+        return b"".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(msgspec.Struct, frozen=True, gc=False):
     """Tokens of a prompt, and how sure we are.
 
     `prompt_tokens`: the sum over all prompts; exact, or the figure to budget with. `longest_tokens`: the longest
     single prompt. `lower_tokens` and `upper_tokens` bound `longest_tokens`; all three are equal where `exact`.
-    `method` is a small label: `exact`, `ids`, `bytes`, `learned`, `engine`, `opaque`.
+    `method` is a small label: `exact`, `ids`, `bytes`, `learned`, `engine`, `opaque`. `text_bytes`: what was weighed,
+    for the learned bytes per token; 0 where the prompt says nothing about them (ids, media, a stored history).
     """
 
     prompt_tokens: int
@@ -141,10 +164,10 @@ class Count:
     prompts: int
     exact: bool
     method: str
+    text_bytes: int = 0
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, gc=False):
     """What became of one call; filled along the walk, read once at the end by `observe/`.
 
     Times are monotonic seconds. `engine` and `relay` are names from the configuration, never URLs.

@@ -20,15 +20,15 @@ class KeyRing:
         """There are no keys: everybody on this machine may ask."""
         return not self._by_digest
 
-    def find(self, presented: str) -> KeyConfig | None:
-        """The key that `presented` is, None for an unknown or empty one.
+    def find(self, presented: bytes) -> KeyConfig | None:
+        """The key that `presented` is (UTF-8, as it is configured), None for an unknown or empty one.
 
         Takes the same time whatever a wrong key has in common with a right one: only digests are compared, and what
         the lookup's time could tell of a digest says nothing of the key it came from.
         """
         if not presented:
             return None
-        digest = hashlib.sha256(presented.encode("utf-8", "surrogatepass")).digest()
+        digest = hashlib.sha256(presented).digest()
         key = self._by_digest.get(digest)
         return key if key is not None and hmac.compare_digest(key.digest, digest) else None
 

@@ -76,7 +76,7 @@ class ModelFlow:
             and len(pool.engines) > 1
             for request_class in RequestClass
         }
-        self._affinity = {result: metrics.affinity.labels(config.name, result.value) for result in AffinityResult}
+        self._affinity = {result: metrics.affinity.cells(config.name, result.value) for result in AffinityResult}
         self._hold_s = chat.ttft_target_s * chat.hold_ratio if chat is not None else 0.0
 
     async def send(self, job: Job, record: RequestRecord) -> Answer:
@@ -199,7 +199,7 @@ class ModelFlow:
         record.pool = lease.pool.value
         record.engine = lease.engine
         if lease.affinity is not None:
-            self._affinity[lease.affinity].inc()
+            self._affinity[lease.affinity][0] += 1
         if lease.borrowed and ",borrowed" not in record.reason:
             record.reason += ",borrowed"
             self._metrics.borrowed.labels(self.config.name).inc()

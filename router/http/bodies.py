@@ -2,6 +2,9 @@
 
 Unknown fields are skipped here and reach the engine untouched. A field of a wrong type is the client's error and is
 named in the answer. Content that only the engine judges (roles, part types, schemas) stays unchecked.
+
+Prompts are read in two steps: the body's decoder keeps them as JSON (`msgspec.Raw`, a view of the body), and `prompt`
+decodes what has to be looked at.
 """
 
 from typing import Any
@@ -10,43 +13,88 @@ import msgspec
 
 from router.errors import bad_request
 from router.http import convert
-from router.request import ChatPrompt, OpaquePrompt, Prompt, TextPrompts, TokenPrompts
+from router.http.decoding import decode
+from router.http.texts import pairs, texts_or_tokens
+from router.request import ChatPrompt, OpaquePrompt, Prompt, TextPrompts
 
-#: Pairs of texts are written out to be counted up to here: a long query times many documents is far more than the body.
-_PAIRS_MAX_CHARS = 32 * 2**20
+#: A field of JSON that may be absent.
+_Json = msgspec.Raw | msgspec.UnsetType
 
 
-class GenerationBody(msgspec.Struct):
+class _AnyObject(msgspec.Struct, gc=False):
+    """Some JSON object, of which nothing is read."""
+
+
+_ANY = msgspec.json.Decoder(Any)
+_MESSAGES = msgspec.json.Decoder(list[dict[str, Any]])
+_OBJECTS = msgspec.json.Decoder(list[dict[str, Any]] | None)
+_OBJECT = msgspec.json.Decoder(dict[str, Any] | None)
+_ARE_OBJECTS = msgspec.json.Decoder(list[_AnyObject] | None)
+
+
+class GenerationBody(msgspec.Struct, gc=False):
     """Fields that every generating endpoint shares."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     n: int | None = None
-    priority: Any = msgspec.UNSET
-    kv_transfer_params: Any = msgspec.UNSET
+    priority: _Json = msgspec.UNSET
+    kv_transfer_params: _Json = msgspec.UNSET
     service_tier: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: _Json = msgspec.UNSET
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: _Json = msgspec.UNSET
 
     def cap(self) -> tuple[str, int | None]:
-        """The field that caps the output, and its value."""
+        """The field that caps the output, and its value: 0 where nothing is generated."""
         raise NotImplementedError
 
-    def prompt(self, size_bytes: int) -> Prompt:
-        """The prompt as it is to be counted; `size_bytes` is the body's size."""
+    def check_there(self) -> None:
+        """Raises: `ApiError` 400 where the prompt, or anything else that has to be there, is missing."""
         raise NotImplementedError
+
+    @property
+    def has_conversation(self) -> bool:
+        """Whether the prompt is one conversation, one sequence whatever is in it."""
+        return True
+
+    def prompt(self, size_bytes: int) -> Prompt:
+        """The prompt as it is to be counted; `size_bytes` is the body's size. To be called after `check_there`.
+
+        Raises: `ApiError` 400, `RecursionError`.
+        """
+        raise NotImplementedError
+
+    def prefix(self) -> tuple[msgspec.Raw, ...]:
+        """See `ParsedRequest.prefix`."""
+        return ()
+
+    def template_options(self) -> dict[str, Any]:
+        """`chat_template_kwargs`, empty where there are none."""
+        if self.chat_template_kwargs is msgspec.UNSET:
+            return {}
+        return decode(_OBJECT, self.chat_template_kwargs, "chat_template_kwargs") or {}
+
+    def tools_json(self) -> msgspec.Raw | None:
+        """The tools undecoded, None where there are none; checked to be a list of objects."""
+        if self.tools is msgspec.UNSET or not decode(_ARE_OBJECTS, self.tools, "tools"):
+            return None
+        return self.tools
+
+    def tool_objects(self) -> list[dict[str, Any]] | None:
+        """The tools decoded."""
+        return None if self.tools is msgspec.UNSET else decode(_OBJECTS, self.tools, "tools")
 
 
 class ChatBody(GenerationBody):
-    messages: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    messages: _Json = msgspec.UNSET
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    documents: list[dict[str, Any]] | None = None
+    documents: _Json = msgspec.UNSET
     reasoning_effort: str | None = None
 
     def cap(self) -> tuple[str, int | None]:
@@ -54,31 +102,41 @@ class ChatBody(GenerationBody):
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
 
-    def prompt(self, size_bytes: int) -> Prompt:
+    def check_there(self) -> None:
         if self.messages is msgspec.UNSET:
             raise missing("messages")
-        if not self.messages:
+
+    def prompt(self, size_bytes: int) -> Prompt:
+        assert self.messages is not msgspec.UNSET, "checked to be there"
+        messages = decode(_MESSAGES, self.messages, "messages")
+        if not messages:
             raise bad_request("`messages` is empty: a chat needs at least one message.", param="messages")
-        kwargs = dict(self.chat_template_kwargs or {})
-        if self.documents is not None:
-            kwargs["documents"] = self.documents
+        kwargs = self.template_options()
+        if self.documents is not msgspec.UNSET:
+            documents = decode(_OBJECTS, self.documents, "documents")
+            if documents is not None:
+                kwargs["documents"] = documents
         if self.reasoning_effort is not None:
             kwargs["reasoning_effort"] = self.reasoning_effort
         return ChatPrompt(
-            messages=self.messages,
-            tools=self.tools,
-            chat_template=self.chat_template,
-            template_kwargs=kwargs,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            add_special_tokens=self.add_special_tokens,
-            bytes_total=size_bytes,
+            messages,
+            self.tools_json(),
+            self.chat_template,
+            kwargs,
+            self.add_generation_prompt,
+            self.continue_final_message,
+            self.add_special_tokens,
+            size_bytes,
         )
+
+    def prefix(self) -> tuple[msgspec.Raw, ...]:
+        assert self.messages is not msgspec.UNSET, "checked to be there"
+        return (self.messages,)
 
 
 class CompletionsBody(GenerationBody):
-    prompt_: Any = msgspec.field(default=msgspec.UNSET, name="prompt")
-    prompt_embeds: Any = None
+    prompt_: _Json = msgspec.field(default=msgspec.UNSET, name="prompt")
+    prompt_embeds: _Json = msgspec.UNSET
     max_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     add_special_tokens: bool = True
     best_of: int | None = None
@@ -89,17 +147,30 @@ class CompletionsBody(GenerationBody):
     def cap(self) -> tuple[str, int | None]:
         return "max_tokens", self.DEFAULT_MAX_TOKENS if self.max_tokens is msgspec.UNSET else self.max_tokens
 
-    def prompt(self, size_bytes: int) -> Prompt:
-        if self.prompt_embeds is not None:
-            return OpaquePrompt(size_bytes)
-        if self.prompt_ is msgspec.UNSET or self.prompt_ is None:
+    def check_there(self) -> None:
+        if not self._has_embeds() and _is_absent(self.prompt_):
             raise missing("prompt")
+
+    @property
+    def has_conversation(self) -> bool:
+        return False
+
+    def prompt(self, size_bytes: int) -> Prompt:
+        if self._has_embeds():
+            return OpaquePrompt(size_bytes)
+        assert self.prompt_ is not msgspec.UNSET, "checked to be there"
         return texts_or_tokens(self.prompt_, "prompt", add_special_tokens=self.add_special_tokens)
+
+    def prefix(self) -> tuple[msgspec.Raw, ...]:
+        return _given(self.prompt_)
+
+    def _has_embeds(self) -> bool:
+        return not _is_absent(self.prompt_embeds)
 
 
 class ResponsesBody(GenerationBody):
-    input: Any = msgspec.UNSET
-    instructions: Any = None
+    input: _Json = msgspec.UNSET
+    instructions: _Json = msgspec.UNSET
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     background: bool | None = None
@@ -107,103 +178,115 @@ class ResponsesBody(GenerationBody):
     def cap(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_output_tokens
 
-    def prompt(self, size_bytes: int) -> Prompt:
-        if self.input is msgspec.UNSET or self.input is None:
+    def check_there(self) -> None:
+        if _is_absent(self.input):
             raise missing("input")
-        if not isinstance(self.input, str | list):
+        if self.background:
+            raise bad_request(
+                "`background: true` is not offered here: the answer would live in one engine's memory and be lost with "
+                "it. Send the request without it.",
+                param="background",
+                code="unsupported_parameter",
+            )
+
+    def prompt(self, size_bytes: int) -> Prompt:
+        given = _value(self.input)
+        if not isinstance(given, str | list):
             raise bad_request("`input` must be a string or a list of items.", param="input")
-        chat = convert.from_responses(self.instructions, self.input, self.tools)
+        chat = convert.from_responses(_value(self.instructions), given, self.tool_objects())
         return ChatPrompt(
             messages=chat.messages,
             tools=chat.tools,
-            template_kwargs=self.chat_template_kwargs or {},
+            template_kwargs=self.template_options(),
             bytes_total=size_bytes,
             has_stored_history=self.previous_response_id is not None or not chat.complete,
         )
 
+    def prefix(self) -> tuple[msgspec.Raw, ...]:
+        return _given(self.instructions, self.input)
+
 
 class MessagesBody(GenerationBody):
-    messages: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
-    system: Any = None
+    messages: _Json = msgspec.UNSET
+    system: _Json = msgspec.UNSET
     max_tokens: int | None = None
 
     def cap(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
 
-    def prompt(self, size_bytes: int) -> Prompt:
+    def check_there(self) -> None:
         if self.messages is msgspec.UNSET:
             raise missing("messages")
-        chat = convert.from_anthropic(self.system, self.messages, self.tools)
+        if self.max_tokens is None:
+            raise missing("max_tokens")
+
+    def prompt(self, size_bytes: int) -> Prompt:
+        assert self.messages is not msgspec.UNSET, "checked to be there"
+        messages = decode(_MESSAGES, self.messages, "messages")
+        chat = convert.from_anthropic(_value(self.system), messages, self.tool_objects())
         return ChatPrompt(
             messages=chat.messages,
             tools=chat.tools,
-            template_kwargs=self.chat_template_kwargs or {},
+            template_kwargs=self.template_options(),
             bytes_total=size_bytes,
             has_stored_history=not chat.complete,
         )
+
+    def prefix(self) -> tuple[msgspec.Raw, ...]:
+        return _given(self.system, self.messages)
 
 
 class PoolingBody(GenerationBody):
     """embeddings, pooling, classify: `input` or `messages`; score and rerank: pairs. Nothing is generated."""
 
-    input: Any = msgspec.UNSET
-    messages: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
-    text_1: Any = msgspec.UNSET
-    text_2: Any = msgspec.UNSET
-    queries: Any = msgspec.UNSET
-    query: Any = msgspec.UNSET
-    documents: Any = msgspec.UNSET
+    input: _Json = msgspec.UNSET
+    messages: _Json = msgspec.UNSET
+    text_1: _Json = msgspec.UNSET
+    text_2: _Json = msgspec.UNSET
+    queries: _Json = msgspec.UNSET
+    query: _Json = msgspec.UNSET
+    documents: _Json = msgspec.UNSET
 
     def cap(self) -> tuple[str, int | None]:
         return "max_tokens", 0
 
+    def check_there(self) -> None:
+        if self.messages is msgspec.UNSET and self.input is msgspec.UNSET and self._sides() is None:
+            raise missing("input")
+
+    @property
+    def has_conversation(self) -> bool:
+        return self.messages is not msgspec.UNSET
+
     def prompt(self, size_bytes: int) -> Prompt:
         if self.messages is not msgspec.UNSET:
-            return ChatPrompt(messages=self.messages, bytes_total=size_bytes)
+            messages = decode(_MESSAGES, self.messages, "messages")
+            return ChatPrompt(messages, bytes_total=size_bytes)
         if self.input is not msgspec.UNSET:
             return texts_or_tokens(self.input, "input", add_special_tokens=True)
-        pairs = self._pairs()
-        if pairs is None:
-            raise missing("input")
-        return TextPrompts(pairs) if pairs else OpaquePrompt(size_bytes)
+        sides = self._sides()
+        assert sides is not None, "checked to be there"
+        paired = pairs(*sides)
+        return TextPrompts(paired) if paired else OpaquePrompt(size_bytes)
 
-    def _pairs(self) -> tuple[str, ...] | None:
-        """Query and document share one sequence; None where neither is given, empty where they are not texts or
-        too long to be paired here."""
-        first = next((v for v in (self.query, self.text_1, self.queries) if v is not msgspec.UNSET), None)
-        second = next((v for v in (self.documents, self.text_2) if v is not msgspec.UNSET), None)
-        if first is None or second is None:
-            return None
-        firsts, seconds = (value if isinstance(value, list) else [value] for value in (first, second))
-        if not all(isinstance(value, str) for value in (*firsts, *seconds)) or not firsts or not seconds:
-            return ()
-        if len(firsts) == 1:
-            firsts = firsts * len(seconds)
-        if sum(map(len, firsts)) + sum(map(len, seconds)) > _PAIRS_MAX_CHARS:
-            return ()
-        return tuple(a + b for a, b in zip(firsts, seconds, strict=False))
+    def _sides(self) -> tuple[msgspec.Raw, msgspec.Raw] | None:
+        """What is compared with what; None where either is missing."""
+        first, second = _given(self.query, self.text_1, self.queries), _given(self.documents, self.text_2)
+        return (first[0], second[0]) if first and second else None
 
 
-def texts_or_tokens(value: Any, name: str, *, add_special_tokens: bool) -> Prompt:
-    """A string, a list of strings, a list of token ids, or a list of such lists."""
-    if isinstance(value, str):
-        return TextPrompts((value,), add_special_tokens)
-    if isinstance(value, list) and value:
-        if all(isinstance(item, str) for item in value):
-            return TextPrompts(tuple(value), add_special_tokens)
-        if _are_ids(value):
-            return TokenPrompts((len(value),))
-        if all(isinstance(item, list) and item and _are_ids(item) for item in value):
-            return TokenPrompts(tuple(len(item) for item in value))
-    raise bad_request(
-        f"`{name}` must be a string, a non-empty list of strings, a non-empty list of token ids, or a list of such "
-        "lists; the kinds may not be mixed.",
-        param=name,
-    )
+def _given(*fields: _Json) -> tuple[msgspec.Raw, ...]:
+    return tuple([field for field in fields if field is not msgspec.UNSET])
 
 
-def _are_ids(values: list[Any]) -> bool:
-    return all(type(value) is int for value in values)
+def _value(field: _Json) -> Any:
+    """The value of a field, None where it is absent."""
+    return None if field is msgspec.UNSET else decode(_ANY, field)
+
+
+def _is_absent(field: _Json) -> bool:
+    """Whether the field is not there, or null."""
+    return field is msgspec.UNSET or bytes(field) == b"null"
 
 
 def missing(name: str) -> Exception:

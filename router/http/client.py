@@ -60,6 +60,7 @@ class Body:
     """A request body being read and held; `with` gives its bytes back to the budget."""
 
     def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, budget: BufferBudget) -> None:
+        scope["router.receive"] = receive
         self._headers = scope["headers"]
         self._receive = receive
         self._max_bytes = max_bytes
@@ -132,22 +133,22 @@ class Body:
 
 
 class ClientWatch:
-    """`async with` around the work for a client whose body is read: if it leaves, the work is cancelled and
+    """`with` around the work for a client whose body is read: if it leaves, the work is cancelled and
     `ClientLeft` is raised in its place. A client that has its whole answer cannot leave any more."""
 
-    def __init__(self, receive: Receive, reply: "Reply") -> None:
-        self._receive = receive
+    def __init__(self, scope: Scope, reply: "Reply") -> None:
+        self._receive: Receive = scope["router.receive"]
         self._reply = reply
         self._left = False
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None, "a watch belongs to a task"
         self._task = task
         self._watcher = asyncio.create_task(self._watch())
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.cancel()

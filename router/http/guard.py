@@ -1,16 +1,17 @@
-"""Around every route: a request id on every answer, and a key before anything else but the open routes.
+"""Before every route: a request id on every answer, and a key before anything else but the open routes.
 
 The list of what is open is exact and short; whatever is not on it, known or unknown, in any spelling, needs a key.
+Then an inference call goes straight to its app, found by its exact path; everything else, other methods on those paths
+too, to the route table. Nothing is decided by a path's spelling before the key is seen.
 """
 
-import re
-import secrets
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.config.model import KeyConfig
 from router.errors import ApiError, ErrorShape
 from router.http.client import Reply
+from router.http.head import RequestIds, note_head, presented_key, read_fields
 from router.http.service import RouterState
 from router.observe.log import log_request
 from router.policy.outcome import Outcome
@@ -22,54 +23,54 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 #: Time for some calls to end. Probes and scrapes are answered meanwhile: a full router is not a dead one.
 _FULL_RETRY_AFTER_S = 5
 
-#: A client's own id is kept if it is safe in a header, a log line and an engine's id.
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
-
 
 class Guard:
-    """ASGI middleware; the outermost."""
+    """The ASGI application. `posts`: apps that serve POST on exactly their path, and put the id on their answers
+    themselves; `table`: the app for everything else."""
 
-    def __init__(self, app: ASGIApp, state: RouterState) -> None:
-        self._app = app
+    def __init__(self, state: RouterState, *, posts: Mapping[str, ASGIApp], table: ASGIApp) -> None:
         self._state = state
+        self._posts = dict(posts)
+        self._table = table
+        self._ids = RequestIds()
+        self._keys = state.keys
+        self._needs_key = not state.keys.is_open
+        self._calls_max = state.config.server.connections_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._table(scope, receive, send)
             return
-        request_id = _request_id(scope)
-        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "key": None}
-        send = _with_request_id(send, request_id)
-        if scope["path"] not in OPEN_PATHS and not self._state.keys.is_open:
-            key = self._find_key(scope)
-            if key is None:
-                await self._refuse(scope, send, _unauthenticated(), Outcome.REFUSED_UNAUTHENTICATED)
+        fields = read_fields(scope["headers"])
+        request_id = self._ids.of(fields)
+        path: str = scope["path"]
+        key = None
+        if path not in OPEN_PATHS:
+            if self._needs_key:
+                presented = presented_key(fields)
+                key = self._keys.find(presented) if presented is not None else None
+                if key is None:
+                    await self._refuse(request_id, path, send, _unauthenticated(), Outcome.REFUSED_UNAUTHENTICATED)
+                    return
+            if self._state.in_flight >= self._calls_max:
+                await self._refuse(
+                    request_id, path, send, _too_many(self._state.in_flight), Outcome.REFUSED_ROUTER_FULL
+                )
                 return
-            scope["state"]["key"] = key
-        if scope["path"] not in OPEN_PATHS and self._state.in_flight >= self._state.config.server.connections_max:
-            await self._refuse(scope, send, _too_many(self._state.in_flight), Outcome.REFUSED_ROUTER_FULL)
-            return
-        await self._app(scope, receive, send)
+        note_head(scope, fields, request_id, key)
+        app = self._posts.get(path) if scope["method"] == "POST" else None
+        if app is not None:
+            await app(scope, receive, send)
+        else:
+            await self._table(scope, receive, _with_request_id(send, request_id))
 
-    def _find_key(self, scope: Scope) -> KeyConfig | None:
-        """The key presented: a bearer token, or Anthropic's header. Two different ones open nothing."""
-        presented: set[str] = set()
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                kind, _, token = value.decode("latin-1").strip().partition(" ")
-                presented.add(token.strip() if kind.lower() == "bearer" else "")
-            elif name == b"x-api-key":
-                presented.add(value.decode("latin-1").strip())
-        return self._state.keys.find(presented.pop()) if len(presented) == 1 else None
-
-    async def _refuse(self, scope: Scope, send: Send, error: ApiError, outcome: Outcome) -> None:
+    async def _refuse(self, request_id: str, path: str, send: Send, error: ApiError, outcome: Outcome) -> None:
         state = self._state
-        record = RequestRecord(scope["state"]["request_id"], state.clock.now_s())
+        record = RequestRecord(request_id, state.clock.now_s())
         record.outcome = outcome
         state.metrics.arrived()
-        shape = ErrorShape.ANTHROPIC if is_anthropic(scope) else ErrorShape.OPENAI
         try:
-            await Reply(send, record, shape).fail(error)
+            await Reply(send, record, error_shape(path)).fail(error)
         finally:
             record.ended_at_s = state.clock.now_s()
             state.metrics.finish(record)
@@ -94,19 +95,10 @@ def _too_many(calls: int) -> ApiError:
     )
 
 
-def is_anthropic(scope: Scope) -> bool:
-    """Whether the caller reads Anthropic's error shape."""
-    path: str = scope["path"]
-    return path == "/v1/messages" or path.startswith("/v1/messages/")
-
-
-def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            given: str = value.decode("latin-1")
-            if _REQUEST_ID.fullmatch(given):
-                return given
-    return "req-" + secrets.token_hex(12)
+def error_shape(path: str) -> ErrorShape:
+    """Which error shape the callers of a path read."""
+    is_anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
+    return ErrorShape.ANTHROPIC if is_anthropic else ErrorShape.OPENAI
 
 
 def _with_request_id(send: Send, request_id: str) -> Send:

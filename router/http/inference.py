@@ -5,27 +5,26 @@ stands in; how the call ended is decided in one place, and one `RequestRecord` s
 """
 
 import asyncio
-import itertools
 import logging
 
-from msgspec.structs import replace
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from router.config.model import KeyConfig
 from router.errors import ApiError
 from router.flow.job import Job, Refusal
 from router.flow.outgoing import client_headers
 from router.http.client import Body, ClientLeft, ClientWatch, Reply
+from router.http.head import head_of
 from router.http.parsing import LIGHT_ENDPOINTS, Incoming, parse
 from router.http.responses import locate
 from router.http.service import ModelService, RouterState
 from router.http.sizing import Sized, size_up
 from router.http.stream import send_answer
 from router.observe.log import log_request
+from router.observe.metrics import UNKNOWN
 from router.policy.classify import Reason
 from router.policy.outcome import Outcome
 from router.request import Endpoint, ParsedRequest, RequestRecord
-from router.upstream.relay import HOP_HEADER, hop_refusal, may_relay
+from router.upstream.relay import hop_refusal, may_relay
 
 log = logging.getLogger(__name__)
 
@@ -43,27 +42,24 @@ _OUTCOMES = {
 
 
 class Inference:
-    """Makes the ASGI app of each inference endpoint."""
+    """The ASGI app of one inference endpoint. The scope holds a `Head`."""
 
-    def __init__(self, state: RouterState) -> None:
+    def __init__(self, state: RouterState, endpoint: Endpoint) -> None:
         self._state = state
-        self._ids = itertools.count(1)
+        self._endpoint = endpoint
+        self._label = endpoint.value
+        self._shape = endpoint.error_shape
+        self._is_light = endpoint in LIGHT_ENDPOINTS
 
-    def route(self, endpoint: Endpoint) -> ASGIApp:
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._serve(endpoint, scope, receive, send)
-
-        return app
-
-    async def _serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The walk, and its one ending."""
         state = self._state
-        record = RequestRecord(scope["state"]["request_id"], state.clock.now_s(), endpoint=endpoint.value)
-        reply = Reply(send, record, endpoint.error_shape)
+        record = RequestRecord(head_of(scope).request_id, state.clock.now_s(), self._label)
+        reply = Reply(send, record, self._shape)
         state.metrics.arrived()
-        state.enter()
+        task = state.enter()
         try:
-            await self._walk(endpoint, scope, receive, reply, record)
+            await self._walk(scope, receive, reply, record)
         except ClientLeft:
             record.outcome = _left(record)
         except Refusal as refusal:
@@ -84,69 +80,71 @@ class Inference:
             record.outcome = Outcome.INTERNAL_ERROR
             await _try_to_say(reply, ApiError(500, "internal_error", "The router failed on this request; see its log."))
         finally:
-            state.leave()
+            state.leave(task)
             self._finish(record)
 
-    async def _walk(
-        self, endpoint: Endpoint, scope: Scope, receive: Receive, reply: Reply, record: RequestRecord
-    ) -> None:
-        state = self._state
-        key: KeyConfig | None = scope["state"]["key"]
-        record.tenant = key.tenant if key is not None else "none"
-        may_set = key.may_set if key is not None else frozenset({"class"})
+    async def _walk(self, scope: Scope, receive: Receive, reply: Reply, record: RequestRecord) -> None:
+        """Match and parse; the rest with the model that was found."""
+        state, head = self._state, head_of(scope)
+        if head.key is not None:
+            record.tenant = head.key.tenant
         if state.draining:
             raise _stopping("taking new requests")
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        hops = headers.get(HOP_HEADER.encode())
-        loop = hop_refusal(hops, state.router_id)
-        if loop is not None:
-            state.metrics.loop_stops.inc()
-            raise ApiError(503, "relay_loop", f"Not taken: {loop}.", retry_after_s=30)
-
+        if head.hops is not None:
+            self._check_hops(head.hops)
         with Body(scope, receive, max_bytes=state.config.server.body_max_bytes, budget=state.buffers) as body:
             raw = await body.read()
             record.bytes_in = len(raw)
-            async with ClientWatch(receive, reply):
+            with ClientWatch(scope, reply):
                 request = parse(
                     Incoming(
-                        request_id=record.request_id,
-                        endpoint=endpoint,
-                        path=_target(scope),
-                        content_type=headers.get(b"content-type", ""),
-                        body=raw,
-                        hint_header=headers.get(b"x-router-class"),
-                        may_set=may_set,
+                        record.request_id,
+                        self._endpoint,
+                        _target(scope),
+                        head.content_type,
+                        raw,
+                        head.class_hint,
+                        head.may_set,
                     )
                 )
                 record.stream = request.stream
-                record.model = state.label_of(request.model)
+                record.model = UNKNOWN
                 service = state.models.find(request.model)
                 record.model = service.config.name
-                job = Job(
-                    place_id=f"{state.process_id}-{next(self._ids)}",
-                    request=request,
-                    headers=client_headers(scope["headers"], may_set=may_set),
-                    only=await _home(service, request),
-                    may_relay=may_relay(hops),
-                )
-                await self._answer(service, job, key, reply, record)
+                await self._answer(service, request, scope, reply, record)
 
     async def _answer(
-        self, service: ModelService, job: Job, key: KeyConfig | None, reply: Reply, record: RequestRecord
+        self, service: ModelService, request: ParsedRequest, scope: Scope, reply: Reply, record: RequestRecord
     ) -> None:
-        if job.request.endpoint in LIGHT_ENDPOINTS:
-            answer = await service.flow.send_light(job, record)
+        """Count, classify, admit, send, stream, finish."""
+        head = head_of(scope)
+        place_id = self._state.new_place_id()
+        headers = client_headers(scope["headers"], may_set=head.may_set)
+        relayable = head.hops is None or may_relay(head.hops)
+        only = None
+        if request.previous_response_id is not None:
+            # The one engine that keeps the conversation, if any does.
+            only = await locate(service, request.previous_response_id)
+        if self._is_light:
+            answer = await service.flow.send_light(Job(place_id, request, headers, only, relayable), record)
             async with answer:
                 await send_answer(answer, reply, record)
             return
-        sized = await size_up(service, job.request, key, record)
+        sized = await size_up(service, request, head.key, record)
         record.request_class = sized.request_class
-        record.reason = sized.reason if job.only is None else Reason.PINNED.value
-        job = replace(job, request_class=sized.request_class, demand=sized.demand, edits=sized.edits)
+        record.reason = sized.reason if only is None else Reason.PINNED
+        job = Job(place_id, request, headers, only, relayable, sized.request_class, sized.demand, sized.edits)
         answer = await service.flow.send(job, record)
         async with answer:
             await send_answer(answer, reply, record)
-        _learn(service, job, sized, record)
+        _learn(service, sized, record)
+
+    def _check_hops(self, hops: str) -> None:
+        """Raises: `ApiError` 503 for a request that came round."""
+        loop = hop_refusal(hops, self._state.router_id)
+        if loop is not None:
+            self._state.metrics.loop_stops.inc()
+            raise ApiError(503, "relay_loop", f"Not taken: {loop}.", retry_after_s=30)
 
     def _finish(self, record: RequestRecord) -> None:
         record.ended_at_s = self._state.clock.now_s()
@@ -157,20 +155,13 @@ class Inference:
         log_request(record)
 
 
-async def _home(service: ModelService, request: ParsedRequest) -> str | None:
-    """The one engine that keeps the conversation a request continues, if it continues one."""
-    if request.previous_response_id is None:
-        return None
-    return await locate(service, request.previous_response_id)
-
-
-def _learn(service: ModelService, job: Job, sized: Sized, record: RequestRecord) -> None:
+def _learn(service: ModelService, sized: Sized, record: RequestRecord) -> None:
     """What an engine of ours really counted and produced. A relay has another tokenizer."""
     if record.engine is None or record.outcome is not Outcome.COMPLETED or record.prompt_tokens_used is None:
         return
-    service.counter.learn(job.request.prompt, sized.count, record.prompt_tokens_used, sized.request_class)
+    service.counter.learn(sized.count, record.prompt_tokens_used, sized.request_class)
     if record.completion_tokens_used:
-        service.outputs[sized.request_class].note(record.completion_tokens_used // job.demand.sequences)
+        service.outputs[sized.request_class].note(record.completion_tokens_used // sized.demand.sequences)
 
 
 def _stopping(when: str) -> ApiError:

@@ -5,8 +5,7 @@ last value, here as in the engine (both parse so), and any rewriting leaves only
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -20,18 +19,16 @@ from router.http.bodies import (
     ResponsesBody,
     missing,
 )
+from router.http.decoding import check_text, decode, is_crowded
 from router.http.multipart import form_fields
+from router.http.texts import SEQUENCES_MAX
 from router.policy.classify import Reason
 from router.policy.demand import RequestClass
 from router.request import Endpoint, OpaquePrompt, ParsedRequest, Prompt, TextPrompts, TokenPrompts
 
-_T = TypeVar("_T")
-
 #: The largest output cap and number of sequences that can mean anything; above it arithmetic would only overflow.
 _TOKENS_MAX = 2**31 - 1
 _N_MAX = 1024
-#: Sequences of one request, prompts times `n`; OpenAI takes 2,048 inputs at most.
-_SEQUENCES_MAX = 16_384
 
 #: Endpoints whose streams carry usage only where `stream_options` asks for it.
 _USAGE_BY_OPTION = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
@@ -59,8 +56,7 @@ class _OnlyModel(msgspec.Struct):
 _MODEL_DECODER = msgspec.json.Decoder(_OnlyModel)
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True, gc=False):
     """What the route knows before the body is read as JSON. `hint_header` is the value of `x-router-class`."""
 
     request_id: str
@@ -69,7 +65,7 @@ class Incoming:
     content_type: str
     body: bytes
     hint_header: str | None = None
-    may_set: frozenset[str] = field(default_factory=frozenset)
+    may_set: frozenset[str] = frozenset()
 
 
 def parse(incoming: Incoming) -> ParsedRequest:
@@ -79,45 +75,53 @@ def parse(incoming: Incoming) -> ParsedRequest:
     """
     if incoming.endpoint is Endpoint.AUDIO:
         return _parse_form(incoming)
-    _check_json(incoming)
-    if incoming.endpoint in LIGHT_ENDPOINTS:
-        model = _decode(_MODEL_DECODER, incoming.body).model
+    _check_content_type(incoming.content_type)
+    check_text(incoming.body)
+    endpoint = incoming.endpoint
+    if endpoint in LIGHT_ENDPOINTS:
+        model = decode(_MODEL_DECODER, incoming.body).model
         return _request(incoming, model=model or "", prompt=OpaquePrompt(0), max_tokens=0)
 
-    body = _decode(_DECODERS[incoming.endpoint], incoming.body)
+    body = decode(_DECODERS[endpoint], incoming.body)
     param, cap = body.cap()
-    _check_range(cap, param, 0, _TOKENS_MAX)
-    _check_range(body.n, "n", 1, _N_MAX)
-    if isinstance(body, MessagesBody) and cap is None:
-        raise missing("max_tokens")
-    if isinstance(body, ResponsesBody) and body.background:
-        raise bad_request(
-            "`background: true` is not offered here: the answer would live in one engine's memory and be lost with it. "
-            "Send the request without it.",
-            param="background",
-            code="unsupported_parameter",
-        )
-    try:
-        prompt = body.prompt(len(incoming.body))
-    except RecursionError:
-        # Converting prints parts of the body, some calls deeper than where reading it just succeeded.
-        raise nested_too_deeply() from None
-    n = _sequences(body, prompt)
+    if cap is not None:
+        _check_range(cap, param, 0, _TOKENS_MAX)
+    if body.n is not None:
+        _check_range(body.n, "n", 1, _N_MAX)
+    prompt = _prompt(body, incoming.body)
     stream = bool(body.stream)
     hint, hint_source = _hint(incoming, body.service_tier)
-    return _request(
-        incoming,
+    return ParsedRequest(
+        request_id=incoming.request_id,
+        endpoint=endpoint,
+        path=incoming.path,
+        body=incoming.body,
         model=body.model or "",
         prompt=prompt,
         stream=stream,
-        max_tokens=cap if incoming.endpoint.generates else 0,
-        n=n,
-        asked_include_usage=bool(stream and (body.stream_options or {}).get("include_usage")),
+        max_tokens=cap,
+        n=_sequences(body, prompt),
+        asked_include_usage=stream
+        and body.stream_options is not None
+        and bool(body.stream_options.get("include_usage")),
         hint=hint,
         hint_source=hint_source,
         previous_response_id=body.previous_response_id if isinstance(body, ResponsesBody) else None,
         edits=_edits(incoming, body, stream=stream),
+        prefix=body.prefix(),
     )
+
+
+def _prompt(body: GenerationBody, raw: bytes) -> Prompt:
+    """The prompt of a body whose other fields are read. Raises: `ApiError` 400."""
+    body.check_there()
+    if is_crowded(raw) and body.has_conversation:
+        return OpaquePrompt(len(raw))
+    try:
+        return body.prompt(len(raw))
+    except RecursionError:
+        # Converting prints parts of the body, some calls deeper than where reading it just succeeded.
+        raise nested_too_deeply() from None
 
 
 def _edits(incoming: Incoming, body: GenerationBody, *, stream: bool) -> dict[str, Any]:
@@ -159,17 +163,19 @@ def _hint(incoming: Incoming, service_tier: str | None) -> tuple[RequestClass | 
 
 def _sequences(body: GenerationBody, prompt: Prompt) -> int:
     """Sequences of each prompt. Raises: `ApiError` 400 where all of them together are too many."""
-    best_of = body.best_of if isinstance(body, CompletionsBody) else None
-    _check_range(best_of, "best_of", 1, _N_MAX)
-    n = max(body.n or 1, best_of or 1)
-    prompts = 1
+    n = body.n or 1
+    if isinstance(body, CompletionsBody) and body.best_of is not None:
+        _check_range(body.best_of, "best_of", 1, _N_MAX)
+        n = max(n, body.best_of)
     if isinstance(prompt, TextPrompts):
         prompts = len(prompt.texts)
     elif isinstance(prompt, TokenPrompts):
         prompts = len(prompt.lengths_tokens)
-    if prompts * n > _SEQUENCES_MAX:
+    else:
+        return n
+    if prompts * n > SEQUENCES_MAX:
         raise bad_request(
-            f"{prompts:,} prompts with {n} sequences each are more than the {_SEQUENCES_MAX:,} sequences that one "
+            f"{prompts:,} prompts with {n} sequences each are more than the {SEQUENCES_MAX:,} sequences that one "
             "request may have. Split it.",
             param="prompt" if isinstance(body, CompletionsBody) else "input",
         )
@@ -202,8 +208,10 @@ def _parse_form(incoming: Incoming) -> ParsedRequest:
     )
 
 
-def _check_json(incoming: Incoming) -> None:
-    kind = incoming.content_type.partition(";")[0].strip().lower()
+def _check_content_type(content_type: str) -> None:
+    if content_type == "application/json":
+        return
+    kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(
             415,
@@ -211,30 +219,8 @@ def _check_json(incoming: Incoming) -> None:
             f"This route reads application/json, not {kind[:80] or 'a body without a content type'!r}. "
             "Set the header `Content-Type: application/json`.",
         )
-    if not incoming.body:
-        raise bad_request("The body is empty; a JSON object is needed.", code="invalid_json")
-    if not incoming.body.isascii():
-        try:
-            incoming.body.decode()
-        except UnicodeDecodeError as error:
-            raise bad_request(
-                f"The body is not UTF-8: byte {error.start} cannot be read.", code="invalid_json"
-            ) from None
 
 
-def _decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
-    try:
-        return decoder.decode(body)
-    except RecursionError:
-        raise nested_too_deeply() from None
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        name = where.strip("`").lstrip(".") or None
-        raise bad_request(f"{what}{f' in `{name}`' if name else ''}.", param=name) from None
-    except msgspec.DecodeError as error:
-        raise bad_request(f"The body is not valid JSON: {error}.", code="invalid_json") from None
-
-
-def _check_range(value: int | None, name: str, least: int, most: int) -> None:
-    if value is not None and not least <= value <= most:
+def _check_range(value: int, name: str, least: int, most: int) -> None:
+    if not least <= value <= most:
         raise bad_request(f"`{name}` is {value}; it must be between {least} and {most:,}.", param=name)

@@ -1,4 +1,8 @@
-"""The route table: every path the router answers, and the error shape of all the others."""
+"""The route table: every path the router answers, and the error shape of all the others.
+
+One table, Starlette's, says what exists; inference calls on it are pure ASGI apps, which `guard.py` also finds without
+walking the table.
+"""
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -7,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.errors import ApiError, ErrorShape
-from router.http.guard import Guard, is_anthropic
+from router.errors import ApiError
+from router.http.guard import Guard, error_shape
 from router.http.inference import Inference
 from router.http.ops import Ops
 from router.http.service import RouterState
@@ -38,10 +42,10 @@ INFERENCE_PATHS = {
 
 def build(state: RouterState) -> tuple[ASGIApp, Ops]:
     """The whole ASGI application over `state`, and the ops handlers (whose gauges are refreshed from outside)."""
-    inference = Inference(state)
     ops = Ops(state)
+    posts = {path: Inference(state, endpoint) for path, endpoint in INFERENCE_PATHS.items()}
     routes = [
-        *(Route(path, _Post(inference.route(endpoint))) for path, endpoint in INFERENCE_PATHS.items()),
+        *(Route(path, _Post(app)) for path, app in posts.items()),
         Route("/v1/responses/{response_id}", ops.stored_response, methods=["GET"]),
         Route("/v1/responses/{response_id}/cancel", ops.cancel_response, methods=["POST"]),
         Route("/v1/models", ops.models, methods=["GET"]),
@@ -50,10 +54,10 @@ def build(state: RouterState) -> tuple[ASGIApp, Ops]:
         Route("/readyz", ops.readyz, methods=["GET"]),
         Route("/metrics", ops.metrics, methods=["GET"]),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error, 500: _bug})
+    table = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error, 500: _bug})
     # A redirect for a slash loses the body, the key or the scheme.
-    app.router.redirect_slashes = False
-    return Guard(app, state), ops
+    table.router.redirect_slashes = False
+    return Guard(state, posts=posts, table=table), ops
 
 
 class _Post:
@@ -68,12 +72,8 @@ class _Post:
         await self._app(scope, receive, send)
 
 
-def _shape(request: Request) -> ErrorShape:
-    return ErrorShape.ANTHROPIC if is_anthropic(request.scope) else ErrorShape.OPENAI
-
-
 def _answer(request: Request, error: ApiError) -> Response:
-    body = b"" if request.method == "HEAD" else error.body(_shape(request))
+    body = b"" if request.method == "HEAD" else error.body(error_shape(request.scope["path"]))
     return Response(body, error.status, headers=error.response_headers())
 
 

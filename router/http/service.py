@@ -1,8 +1,10 @@
 """What the routes work with: the models by every name, and the state of this process."""
 
 import asyncio
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from router.clock import Clock
 from router.config.keys import KeyRing
@@ -10,11 +12,12 @@ from router.config.model import ModelConfig, RouterConfig
 from router.errors import ApiError
 from router.flow.attempt import ModelFlow
 from router.http.client import BufferBudget
-from router.observe.metrics import UNKNOWN, Metrics
+from router.observe.metrics import Metrics
 from router.policy.classify import Shapes
 from router.policy.demand import RequestClass
 from router.policy.quantile import RecentQuantile
 from router.tokens.api import PromptCounter
+from router.upstream.engine import Engine
 
 
 class ModelService:
@@ -24,15 +27,20 @@ class ModelService:
         self.config = config
         self.counter = counter
         self.flow = flow
+        self._shapes: Shapes | None = None
+        for engine in flow.engines.values():
+            engine.watch(self._forget_shapes)
         self.outputs = {pool.request_class: RecentQuantile(initial=pool.default_output_tokens) for pool in config.pools}
 
     def shapes(self) -> Shapes:
         """The context limits as configured, or smaller where a serving engine says so."""
-        return Shapes(
-            self._max_model_len(RequestClass.CHAT),
-            self._max_model_len(RequestClass.BATCH),
-            self.config.threshold_tokens,
-        )
+        if self._shapes is None:
+            self._shapes = Shapes(
+                self._max_model_len(RequestClass.CHAT),
+                self._max_model_len(RequestClass.BATCH),
+                self.config.threshold_tokens,
+            )
+        return self._shapes
 
     def max_model_len(self) -> int:
         """The largest context of any pool, in tokens."""
@@ -45,6 +53,9 @@ class ModelService:
 
     def is_serving(self) -> bool:
         return any(self.flow.gate.is_serving(request_class) for request_class in RequestClass)
+
+    def _forget_shapes(self, _: Engine) -> None:
+        self._shapes = None
 
     def _max_model_len(self, request_class: RequestClass) -> int | None:
         pool = self.config.pool(request_class)
@@ -109,6 +120,7 @@ class RouterState:
     process_id: str
     draining: bool = False
     is_broken: bool = False
+    place_numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -119,13 +131,20 @@ class RouterState:
     def in_flight(self) -> int:
         return len(self.tasks)
 
-    def enter(self) -> None:
-        """The current task is a call being worked on, until `leave`."""
-        self.tasks.add(_this_task())
-        self.idle.clear()
+    def new_place_id(self) -> str:
+        """What a request is called in ledgers and queues: unique in all processes."""
+        return f"{self.process_id}-{next(self.place_numbers)}"
 
-    def leave(self) -> None:
-        self.tasks.discard(_this_task())
+    def enter(self) -> asyncio.Task[None]:
+        """The current task is a call being worked on, until `leave` is told of it."""
+        task = asyncio.current_task()
+        assert task is not None, "an ASGI call runs in a task"
+        self.tasks.add(task)
+        self.idle.clear()
+        return task
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
         if not self.tasks:
             self.idle.set()
 
@@ -133,14 +152,3 @@ class RouterState:
         """End every call that still runs."""
         for task in tuple(self.tasks):
             task.cancel()
-
-    def label_of(self, model: str) -> str:
-        """A model name fit for a metric: ours, or `unknown`."""
-        service = self.models.by_name.get(model)
-        return service.config.name if service is not None else UNKNOWN
-
-
-def _this_task() -> asyncio.Task[None]:
-    task = asyncio.current_task()
-    assert task is not None, "an ASGI call runs in a task"
-    return task

@@ -5,8 +5,10 @@ figure decides the class and the chosen class's figure is charged.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from router.config.model import KeyConfig
 from router.errors import ApiError
@@ -26,8 +28,10 @@ _CAP_FIELDS = {
 _PROMPT_FIELDS = {Endpoint.CHAT: "messages", Endpoint.MESSAGES: "messages", Endpoint.COMPLETIONS: "prompt"}
 
 
-@dataclass(frozen=True, slots=True)
-class Sized:
+_NO_EDITS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Sized(msgspec.Struct, frozen=True, gc=False):
     """What is known before a place is asked for."""
 
     count: Count
@@ -44,24 +48,28 @@ async def size_up(service: ModelService, request: ParsedRequest, key: KeyConfig 
     """
     shapes = service.shapes()
     output = _output_tokens(service, request, RequestClass.CHAT)
-    points = _decision_points(shapes, request, output)
-    count = await service.counter.count(
-        request.prompt, decision_tokens=points, request_class=request.hint or _default_class(key)
+    default_class = key.default_class if key is not None else None
+    settled = service.counter.settle(
+        request.prompt,
+        decision_tokens=_decision_points(shapes, request, output),
+        request_class=request.hint or default_class,
     )
+    count = settled if isinstance(settled, Count) else await service.counter.count_exactly(settled)
     record.count = count
-    demand = _demand(request, count, output, shapes)
-    classified = classify(demand, shapes, _hint(request, key))
+    hint = _hint(request, default_class)
+    demand = _demand(request, count, output, shapes, count.longest_tokens)
+    classified = classify(demand, shapes, hint)
     if isinstance(classified, TooLong):
         if not count.exact and count.lower_tokens + _least_output(demand) <= classified.limit_tokens:
             # Only its upper bound is too long, and it could not be counted: the engine has the last word.
-            demand = _demand(request, count, output, shapes, longest=classified.limit_tokens - _least_output(demand))
-            classified = classify(demand, shapes, _hint(request, key))
+            demand = _demand(request, count, output, shapes, classified.limit_tokens - _least_output(demand))
+            classified = classify(demand, shapes, hint)
         if isinstance(classified, TooLong):
             raise _too_long(request, classified.limit_tokens, demand, count)
     if request.max_tokens is None and classified.request_class is not RequestClass.CHAT:
         output = _output_tokens(service, request, classified.request_class)
-        demand = _demand(request, count, output, shapes, longest=demand.longest_prompt_tokens)
-    return Sized(count, demand, classified.request_class, classified.reason.value, _cap_edit(service, request, demand))
+        demand = _demand(request, count, output, shapes, demand.longest_prompt_tokens)
+    return Sized(count, demand, classified.request_class, classified.reason, _cap_edit(service, request, demand))
 
 
 def _output_tokens(service: ModelService, request: ParsedRequest, request_class: RequestClass) -> int:
@@ -70,55 +78,48 @@ def _output_tokens(service: ModelService, request: ParsedRequest, request_class:
     return service.expected_output_tokens(request_class)
 
 
-def _decision_points(shapes: Shapes, request: ParsedRequest, output: int) -> tuple[int, ...]:
-    """Lengths of a prompt at which the class or the fit changes."""
-    least_output = output if request.max_tokens is not None else 1
-    limits = [shapes.threshold_tokens // request.n - output]
+def _decision_points(shapes: Shapes, request: ParsedRequest, output: int) -> list[int]:
+    """Lengths of a prompt at which the class or the fit changes, some below zero perhaps, where none is."""
+    points = [shapes.threshold_tokens // request.n - output]
     for length in (shapes.chat_max_model_len, shapes.batch_max_model_len):
         if length is not None:
-            limits.extend((length - least_output, length - output))
-    return tuple(sorted({limit for limit in limits if limit > 0}))
+            points.append(length - output)
+            if request.max_tokens is None:
+                # One token of output is enough to fit, and the expected ones to belong there.
+                points.append(length - 1)
+    return points
 
 
-def _demand(request: ParsedRequest, count: Count, output: int, shapes: Shapes, *, longest: int | None = None) -> Demand:
-    capped = request.max_tokens is not None
-    longest_tokens = max(0, count.longest_tokens if longest is None else longest)
-    if not capped:
+def _demand(request: ParsedRequest, count: Count, output: int, shapes: Shapes, longest: int) -> Demand:
+    """`longest`: tokens of the longest prompt, perhaps fewer than were counted."""
+    largest = shapes.largest_max_model_len
+    is_capped = request.max_tokens is not None
+    longest = max(0, longest)
+    if not is_capped:
         # An answer cannot outgrow the largest context.
-        output = max(1, min(output, shapes.largest_max_model_len - longest_tokens))
-    return Demand(
-        # Whatever a bound says, an engine holds no more than its context for one sequence.
-        prompt_tokens=min(count.prompt_tokens, max(1, count.prompts) * shapes.largest_max_model_len),
-        longest_prompt_tokens=longest_tokens,
-        output_tokens=output,
-        output_is_capped=capped,
-        prompts=max(1, count.prompts),
-        n=request.n,
-    )
+        output = max(1, min(output, largest - longest))
+    prompts = max(1, count.prompts)
+    # Whatever a bound says, an engine holds no more than its context for one sequence.
+    return Demand(min(count.prompt_tokens, prompts * largest), longest, output, is_capped, prompts, request.n)
 
 
 def _least_output(demand: Demand) -> int:
     return demand.floor_context_tokens - demand.longest_prompt_tokens
 
 
-def _default_class(key: KeyConfig | None) -> RequestClass | None:
-    return key.default_class if key is not None else None
-
-
-def _hint(request: ParsedRequest, key: KeyConfig | None) -> Hint | None:
+def _hint(request: ParsedRequest, default_class: RequestClass | None) -> Hint | None:
     """A header or tier where the key may set the class, else the key's default."""
     if request.hint is not None and request.hint_source is not None:
         return Hint(request.hint, Reason(request.hint_source))
-    default = _default_class(key)
-    return Hint(default, Reason.HINT_KEY) if default is not None else None
+    return Hint(default_class, Reason.HINT_KEY) if default_class is not None else None
 
 
 def _cap_edit(service: ModelService, request: ParsedRequest, demand: Demand) -> Mapping[str, Any]:
     """Where the operator wants answers without a cap to have one, it is what the ledger reserved."""
+    if request.max_tokens is not None or not service.config.cap_unset_max_tokens:
+        return _NO_EDITS
     field = _CAP_FIELDS.get(request.endpoint)
-    if request.max_tokens is not None or field is None or not service.config.cap_unset_max_tokens:
-        return {}
-    return {field: demand.output_tokens}
+    return _NO_EDITS if field is None else {field: demand.output_tokens}
 
 
 def _too_long(request: ParsedRequest, limit_tokens: int, demand: Demand, count: Count) -> ApiError:

@@ -101,6 +101,9 @@ class Metrics:
         self.attempts = counter(
             "router_attempts", "Tries on engines and relays by result", ("model", "target", "result")
         )
+        self.affinity = counter(
+            "router_affinity", "Requests by whether they went where their prompt's prefix is", ("model", "result")
+        )
         self._arrived = self.arrivals.cells()
 
     def _flow_series(self) -> None:
@@ -115,9 +118,6 @@ class Metrics:
             "router_count_given_up", "Exact counts that were needed and not had", ("model", "reason")
         )
         self.borrowed = counter("router_borrowed", "Chat requests that ran in the batch pool", ("model",))
-        self.affinity = counter(
-            "router_affinity", "Requests by whether they went where their prompt's prefix is", ("model", "result")
-        )
         self.relayed = counter("router_relayed", "Requests sent to a relay, by why", ("model", "relay", "cause"))
         self.queue_refusals = counter("router_queue_refusals", "Batch requests not queued", ("model", "reason"))
         self.loop_stops = counter("router_relay_loops", "Requests refused because they came round", ())

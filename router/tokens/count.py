@@ -18,19 +18,23 @@ It must never know of pools, engines or HTTP.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from router.config.model import TokenizerConfig
 from router.policy.demand import RequestClass
 from router.request import ChatPrompt, Count, OpaquePrompt, Prompt, TextPrompts, TokenPrompts
-from router.tokens.api import PromptCounter, TokenizerUnavailable
+from router.tokens.api import PromptCounter, TokenizerUnavailable, Unsettled
 from router.tokens.calibration import BytesPerToken
 from router.tokens.limits import EMPTY, UNKNOWN, TextLimits, TextSize, size_of
-from router.tokens.offload import Offload
+from router.tokens.offload import Missed, Offload
 from router.tokens.overhead import ChatOverhead
 from router.tokens.size import ChatSize, chat_size
 from router.tokens.tokenizer import Tokenizer, load_huggingface, load_tiktoken
 
+#: Prompts of up to this many bytes have a thread of their own, some 20 ms each: a chat with tools does not wait behind
+#: a line of long prompts.
+SHORT_MAX_BYTES = 64 * 1024
 #: Never tokenized: 16 MiB take some ten seconds, and no context in use holds what they come to.
 EXACT_MAX_BYTES = 16 * 2**20
 #: From here on a prompt whose lower bound is beyond every decision is not tokenized even with `exact: always`.
@@ -75,7 +79,8 @@ class Counter:
         self._overhead: ChatOverhead | None = None if tokenizer is None else tokenizer.overhead
         self._always_exact = config.exact == "always"
         self._image_tokens = config.image_tokens
-        self._offload = Offload(timeout_s=config.timeout_s)
+        self._short = Offload(timeout_s=config.timeout_s, threads=1, name="tokens-short")
+        self._long = Offload(timeout_s=config.timeout_s, name="tokens-long")
         self._learned = BytesPerToken()
         self._misses = 0
         self._exact_mismatches = 0
@@ -93,100 +98,107 @@ class Counter:
     @property
     def missed(self) -> Mapping[str, int]:
         """Exact counts that were needed and not had, by reason."""
-        return {reason.value: count for reason, count in self._offload.missed.items()}
+        short, long = self._short.missed, self._long.missed
+        return {
+            reason.value: short.get(reason, 0) + long.get(reason, 0)
+            for reason in Missed
+            if reason in short or reason in long
+        }
+
+    def settle(
+        self, prompt: Prompt, *, decision_tokens: Sequence[int], request_class: RequestClass | None
+    ) -> Count | Unsettled:
+        """See `PromptCounter.settle`."""
+        if isinstance(prompt, ChatPrompt):
+            return self._settle_chat(prompt, decision_tokens, request_class)
+        if isinstance(prompt, TextPrompts):
+            return self._settle_texts(prompt, decision_tokens, request_class)
+        if isinstance(prompt, TokenPrompts):
+            return _count_ids(prompt)
+        return self._count_opaque(prompt, request_class)
+
+    async def count_exactly(self, unsettled: Unsettled) -> Count:
+        """See `PromptCounter.count_exactly`."""
+        tokenizer = self._tokenizer
+        assert tokenizer is not None, "without a tokenizer everything is settled"
+        prompt = unsettled.prompt
+        if unsettled.work_bytes > EXACT_MAX_BYTES:
+            return unsettled.bounds
+        offload = self._short if unsettled.work_bytes <= SHORT_MAX_BYTES else self._long
+        if isinstance(prompt, TextPrompts):
+            counted = await offload.run(partial(_count_texts, tokenizer, prompt))
+        else:
+            counted = await offload.run(partial(_count_chat, tokenizer, prompt))
+        if counted is None:
+            return unsettled.bounds
+        total, longest = sum(counted), max(counted, default=0)
+        bounds = unsettled.bounds
+        if isinstance(prompt, ChatPrompt) and (unsettled.media or not tokenizer.is_chat_exact):
+            figure = total + unsettled.media_tokens
+            lower, upper = min(bounds.lower_tokens, figure), max(bounds.upper_tokens, figure)
+            return Count(figure, figure, lower, upper, 1, False, "opaque", bounds.text_bytes)
+        return Count(total, longest, longest, longest, bounds.prompts, True, "exact", bounds.text_bytes)
 
     async def count(
         self, prompt: Prompt, *, decision_tokens: Sequence[int], request_class: RequestClass | None
     ) -> Count:
-        """See `PromptCounter.count`."""
-        if isinstance(prompt, TokenPrompts):
-            return _count_ids(prompt)
-        if isinstance(prompt, OpaquePrompt):
-            return self._count_opaque(prompt, request_class)
-        if isinstance(prompt, TextPrompts):
-            return await self._count_texts(prompt, decision_tokens, request_class)
-        return await self._count_chat(prompt, decision_tokens, request_class)
+        """Settle, else count exactly."""
+        settled = self.settle(prompt, decision_tokens=decision_tokens, request_class=request_class)
+        return settled if isinstance(settled, Count) else await self.count_exactly(settled)
 
-    def learn(self, prompt: Prompt, count: Count, used_tokens: int, request_class: RequestClass | None) -> None:
-        """See `PromptCounter.learn`. Prompts with media, ids or a stored history say nothing about text."""
+    def learn(self, count: Count, used_tokens: int, request_class: RequestClass | None) -> None:
+        """See `PromptCounter.learn`."""
         if count.exact and count.prompt_tokens != used_tokens:
             self._exact_mismatches += 1
-        if isinstance(prompt, TextPrompts):
-            text_bytes = sum(size_of(text).bytes for text in prompt.texts)
-        elif isinstance(prompt, ChatPrompt) and not prompt.has_stored_history:
-            size = chat_size(prompt)
-            text_bytes = 0 if size.media else size.estimate_bytes
-        else:
-            return
-        if not self._learned.learn(text_bytes, used_tokens, request_class):
+        if not self._learned.learn(count.text_bytes, used_tokens, request_class):
             return
         if not count.exact and used_tokens > count.prompt_tokens:
             self._misses += 1
 
     async def aclose(self) -> None:
         """See `PromptCounter.aclose`."""
-        self._offload.close()
+        self._short.close()
+        self._long.close()
 
     def _count_opaque(self, prompt: OpaquePrompt, request_class: RequestClass | None) -> Count:
         tokens = self._learned.estimate_tokens(prompt.bytes_total, request_class)
         return Count(tokens, tokens, 0, max(tokens, prompt.bytes_total), 1, exact=False, method="opaque")
 
-    async def _count_texts(
+    def _settle_texts(
         self, prompt: TextPrompts, decision_tokens: Sequence[int], request_class: RequestClass | None
-    ) -> Count:
+    ) -> Count | Unsettled:
         extra = self._limits.special_tokens if prompt.add_special_tokens else 0
         sizes = [size_of(text) for text in prompt.texts]
         lowers = [self._limits.lower(size) + extra for size in sizes] or [0]
         uppers = [self._limits.upper(size) + extra for size in sizes] or [0]
-        total = sum(size.bytes for size in sizes)
+        total = sum([size.bytes for size in sizes])
         lower, upper = max(lowers), max(uppers)
-        estimates = [
-            self._estimate(size.bytes, extra, low, high, request_class)
-            for size, low, high in zip(sizes, lowers, uppers, strict=False)
-        ] or [0]
-        tokenizer = self._tokenizer
-        if tokenizer is None or self._is_settled(lower, upper, decision_tokens, request_class, total):
-            figure, longest = sum(estimates), max(estimates)
+        if self._tokenizer is None or self._is_settled(lower, upper, decision_tokens, request_class, total):
+            estimates = [
+                self._estimate(size.bytes, extra, low, high, request_class)
+                for size, low, high in zip(sizes, lowers, uppers, strict=False)
+            ] or [0]
+            figure = sum(estimates)
             method = self._method(figure, sum(uppers), request_class)
-            return Count(figure, longest, lower, upper, len(sizes), exact=False, method=method)
-        texts, add_special = prompt.texts, prompt.add_special_tokens
+            return Count(figure, max(estimates), lower, upper, len(sizes), False, method, total)
+        bounds = Count(sum(uppers), upper, lower, upper, len(sizes), False, "bytes", total)
+        return Unsettled(prompt, bounds, work_bytes=total)
 
-        def job() -> list[int]:
-            return [tokenizer.count(text, add_special_tokens=add_special) for text in texts]
-
-        counted = await self._offload.run(job) if total <= EXACT_MAX_BYTES else None
-        if counted is None:
-            return Count(sum(uppers), upper, lower, upper, len(sizes), exact=False, method="bytes")
-        longest = max(counted, default=0)
-        return Count(sum(counted), longest, longest, longest, len(counted), exact=True, method="exact")
-
-    async def _count_chat(
+    def _settle_chat(
         self, chat: ChatPrompt, decision_tokens: Sequence[int], request_class: RequestClass | None
-    ) -> Count:
+    ) -> Count | Unsettled:
         size = chat_size(chat)
         lower, upper, is_bounded = self._chat_bounds(chat, size)
-        media = size.media * self._image_tokens
-        estimate = self._estimate(size.estimate_bytes, media, lower, upper, request_class)
-        tokenizer = self._tokenizer
-        cannot_render = chat.chat_template is not None or chat.has_stored_history or tokenizer is None
+        text_bytes = 0 if size.media or chat.has_stored_history else size.estimate_bytes
+        cannot_render = chat.chat_template is not None or chat.has_stored_history or self._tokenizer is None
         settled = is_bounded and self._is_settled(lower, upper, decision_tokens, request_class, size.text.bytes)
-        far = size.text.bytes >= FAR_MIN_BYTES and decision_tokens and lower > max(decision_tokens)
-        if cannot_render or settled or far:
+        if cannot_render or settled or _is_far(size.text.bytes, lower, decision_tokens):
+            media_tokens = size.media * self._image_tokens
+            estimate = self._estimate(size.estimate_bytes, media_tokens, lower, upper, request_class)
             method = "opaque" if chat.has_stored_history else self._method(estimate, upper, request_class)
-            return Count(estimate, estimate, lower, upper, 1, exact=False, method=method)
-        assert tokenizer is not None
-        add_special = chat.add_special_tokens
-
-        def job() -> int:
-            return tokenizer.count(tokenizer.render(chat), add_special_tokens=add_special)
-
-        counted = await self._offload.run(job) if size.estimate_bytes <= EXACT_MAX_BYTES else None
-        if counted is None:
-            return Count(upper, upper, lower, upper, 1, exact=False, method="bytes")
-        if size.media or not tokenizer.is_chat_exact:
-            figure = counted + media
-            return Count(figure, figure, min(lower, figure), max(upper, figure), 1, exact=False, method="opaque")
-        return Count(counted, counted, counted, counted, 1, exact=True, method="exact")
+            return Count(estimate, estimate, lower, upper, 1, False, method, text_bytes)
+        bounds = Count(upper, upper, lower, upper, 1, False, "bytes", text_bytes)
+        return Unsettled(chat, bounds, size.media, size.media * self._image_tokens, size.estimate_bytes)
 
     def _chat_bounds(self, chat: ChatPrompt, size: ChatSize) -> tuple[int, int, bool]:
         """Lower, upper, and whether the upper one may be relied on."""
@@ -209,11 +221,14 @@ class Counter:
         text_bytes: int,
     ) -> bool:
         """Whether every decision falls the same way for all counts between the bounds, so that none is needed."""
-        if text_bytes >= FAR_MIN_BYTES and decision_tokens and lower > max(decision_tokens):
+        if _is_far(text_bytes, lower, decision_tokens):
             return True
         if self._always_exact or request_class is RequestClass.BATCH or not self._limits.is_proven:
             return False  # batch budgets are large, its prompts wait anyway, and each is worth the milliseconds
-        return not any(lower <= limit < upper for limit in decision_tokens)
+        for limit in decision_tokens:  # noqa: SIM110 - a generator would cost as much as all the bounds
+            if lower <= limit < upper:
+                return False
+        return True
 
     def _estimate(
         self, text_bytes: int, extra_tokens: int, lower: int, upper: int, request_class: RequestClass | None
@@ -224,6 +239,19 @@ class Counter:
 
     def _method(self, figure: int, upper: int, request_class: RequestClass | None) -> str:
         return "learned" if figure < upper and self._learned.is_warm(request_class) else "bytes"
+
+
+def _is_far(text_bytes: int, lower: int, decision_tokens: Sequence[int]) -> bool:
+    """Whether a large prompt is longer than anything is decided about."""
+    return text_bytes >= FAR_MIN_BYTES and len(decision_tokens) > 0 and lower > max(decision_tokens)
+
+
+def _count_texts(tokenizer: Tokenizer, prompt: TextPrompts) -> list[int]:
+    return [tokenizer.count(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.texts]
+
+
+def _count_chat(tokenizer: Tokenizer, chat: ChatPrompt) -> list[int]:
+    return [tokenizer.count(tokenizer.render(chat), add_special_tokens=chat.add_special_tokens)]
 
 
 def _count_ids(prompt: TokenPrompts) -> Count:

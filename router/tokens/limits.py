@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from tokenizers.pre_tokenizers import ByteLevel
 
 #: How much longer the UTF-8 of a non-ASCII text can get, by normalizer. 3/2 is U+023A, two bytes, lower case three.
@@ -33,8 +34,7 @@ _DROPS_NOTHING = frozenset({"ByteLevel", "Digits"})
 _METASPACE = "▁"
 
 
-@dataclass(frozen=True, slots=True)
-class TextSize:
+class TextSize(msgspec.Struct, frozen=True, gc=False):
     """The size of a text. `wide_bytes` bounds from above the bytes that belong to non-ASCII characters."""
 
     bytes: int

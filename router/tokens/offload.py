@@ -33,12 +33,14 @@ class Missed(StrEnum):
 class Offload:
     """A small thread pool that never raises and never queues without bound."""
 
-    def __init__(self, *, timeout_s: float, threads: int = THREADS, waiting_max: int = WAITING_MAX) -> None:
+    def __init__(
+        self, *, timeout_s: float, threads: int = THREADS, waiting_max: int = WAITING_MAX, name: str = "tokens"
+    ) -> None:
         self._timeout_s = timeout_s
         self._places_max = threads + waiting_max
         self._places = 0
         self._lock = threading.Lock()
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tokens")
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._closed = threading.Event()
         self._missed: Counter[Missed] = Counter()
 

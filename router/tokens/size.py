@@ -8,11 +8,12 @@ never smaller than the text in it. It must never know of tokenizers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from router.request import ChatPrompt
 from router.tokens.conversation import media_kind
-from router.tokens.limits import EMPTY, TextSize, size_of
+from router.tokens.limits import TextSize, size_of
 
 #: Bound of the look, a few milliseconds. A chat with 100 tools of 1 KB has about 3,000 values.
 WALK_NODES_MAX = 20_000
@@ -20,11 +21,10 @@ WALK_NODES_MAX = 20_000
 _JSON_VALUE_BYTES = 6
 #: What a template adds to a message where that was not measured.
 _MESSAGE_BYTES = 32
-_PLAIN_ROLES = frozenset({"system", "user", "assistant"})
+_PLAIN_ROLES = ("system", "user", "assistant")
 
 
-@dataclass(frozen=True, slots=True)
-class ChatSize:
+class ChatSize(msgspec.Struct, frozen=True, gc=False):
     """The weight of one conversation.
 
     `text`: all message content that is text. `solid`: the user's texts without white space around them, which no
@@ -45,10 +45,11 @@ class _Walk:
 
     __slots__ = ("bytes", "media", "nodes")
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int) -> None:
+        """`nodes`: how many values were looked at before."""
         self.bytes = 0
         self.media = 0
-        self.nodes = 0
+        self.nodes = nodes
 
     @property
     def is_spent(self) -> bool:
@@ -77,53 +78,74 @@ class _Walk:
 
 def chat_size(chat: ChatPrompt) -> ChatSize:
     """Weigh a conversation."""
-    walk = _Walk()
+    messages = chat.messages
     is_plain = not (
         chat.tools
         or chat.template_kwargs
         or chat.chat_template is not None
         or chat.continue_final_message
         or chat.has_stored_history
-        or len(chat.messages) > WALK_NODES_MAX
     )
-    text, solid = EMPTY, EMPTY
-    for message in chat.messages[:WALK_NODES_MAX]:
+    others: list[object] = []
+    text_bytes = wide_bytes = solid_bytes = solid_wide_bytes = 0
+    is_whole = len(messages) <= WALK_NODES_MAX
+    for message in messages if is_whole else messages[:WALK_NODES_MAX]:
         content = _only_text(message)
         if content is None:
-            is_plain = False
-            walk.add(message)
-            continue
-        walk.nodes += 1
-        text += size_of(content)
-        if message["role"] == "user":
-            solid += size_of(content.strip())
-    for extra in (chat.tools, chat.template_kwargs, chat.chat_template):
+            others.append(message)
+        elif content.isascii():
+            text_bytes += len(content)
+            if message["role"] == "user":
+                solid_bytes += len(content.strip())
+        else:
+            size = size_of(content)
+            text_bytes += size.bytes
+            wide_bytes += size.wide_bytes
+            if message["role"] == "user":
+                solid = size_of(content.strip())
+                solid_bytes += solid.bytes
+                solid_wide_bytes += solid.wide_bytes
+    media, estimate_bytes = 0, text_bytes
+    if others or not is_plain:
+        walk = _weigh(chat, others)
+        media, estimate_bytes = walk.media, text_bytes + walk.bytes
+        is_whole = is_whole and not walk.is_spent
+    return ChatSize(
+        len(messages),
+        TextSize(text_bytes, wide_bytes),
+        TextSize(solid_bytes, solid_wide_bytes),
+        media,
+        is_plain and is_whole and not others and len(messages) > 0,
+        (estimate_bytes if is_whole else max(estimate_bytes, chat.bytes_total)) + _MESSAGE_BYTES * len(messages),
+    )
+
+
+def _weigh(chat: ChatPrompt, messages: list[object]) -> _Walk:
+    """Messages that are more than one text, and what else reaches the template. Tools that are still JSON weigh what
+    that does."""
+    walk = _Walk(len(chat.messages) - len(messages))
+    for message in messages:
+        walk.add(message)
+    if isinstance(chat.tools, msgspec.Raw):
+        walk.bytes += memoryview(chat.tools).nbytes
+    elif chat.tools:
+        walk.add(chat.tools)
+    for extra in (chat.template_kwargs, chat.chat_template):
         if extra:
             walk.add(extra)
-    estimate = text.bytes + walk.bytes
-    if walk.is_spent or len(chat.messages) > WALK_NODES_MAX:
-        is_plain, estimate = False, max(estimate, chat.bytes_total)
-    return ChatSize(
-        messages=len(chat.messages),
-        text=text,
-        solid=solid,
-        media=walk.media,
-        is_plain=is_plain and len(chat.messages) > 0,
-        estimate_bytes=estimate + _MESSAGE_BYTES * len(chat.messages),
-    )
+    return walk
 
 
 def _only_text(message: object) -> str | None:
     """The text of a plain message; None if there is anything else to it."""
-    if not isinstance(message, Mapping):
-        return None
-    role = message.get("role")
-    if not isinstance(role, str) or role not in _PLAIN_ROLES:
-        return None
-    if any(value is not None for key, value in message.items() if key not in {"role", "content"}):
+    if not isinstance(message, dict) or message.get("role") not in _PLAIN_ROLES:
         return None
     content = message.get("content")
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], Mapping):
+    if len(message) > 2 and any(
+        value is not None for key, value in message.items() if key != "role" and key != "content"
+    ):
+        return None
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
         part = content[0]
         content = part.get("text") if part.get("type") == "text" and len(part) == 2 else None
     return content if isinstance(content, str) else None

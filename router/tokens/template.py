@@ -67,7 +67,7 @@ class ChatRenderer:
         """
         if chat.chat_template is not None:
             raise CannotRender("a template of the client's own is not run here")
-        tools = engine_tools(chat.tools)
+        tools = engine_tools(chat.tool_list())
         kwargs = _engine_kwargs(chat)
         tools = kwargs.pop("tools", tools)
         template = self._with_tools if tools is not None else self._plain

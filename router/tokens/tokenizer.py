@@ -95,7 +95,8 @@ class TiktokenTokenizer:
 
     def render(self, chat: ChatPrompt) -> str:
         """Each message between markers of about four tokens; tools and calls as compact JSON."""
-        lines = [json.dumps(list(chat.tools), ensure_ascii=False)] if chat.tools else []
+        tools = chat.tool_list()
+        lines = [json.dumps(list(tools), ensure_ascii=False)] if tools else []
         lines += [f"<|start|>{_layout(message)}<|end|>" for message in chat.messages]
         return "\n".join([*lines, "<|start|>assistant" if chat.add_generation_prompt else ""])
 

@@ -170,7 +170,7 @@ async def walked(counter: PromptCounter, endpoint: Endpoint, body: dict[str, Any
     try:
         request = parse(Incoming("id", endpoint, "/v1/x", "application/json", raw))
         count = await counter.count(request.prompt, decision_tokens=(1, 100), request_class=request.hint)
-        counter.learn(request.prompt, count, 7, request.hint)
+        counter.learn(count, 7, request.hint)
         render_body(request, {**request.edits, "model": "other"})
     except ApiError as error:
         return error.status

@@ -96,7 +96,7 @@ def test_no_tokenizer_runs_where_no_decision_lies_between_the_bounds() -> None:
 def test_the_tokenizer_runs_where_a_decision_lies_between_them(decision: int) -> None:
     count = _count(Counter(StubTokenizer(), _config()), _said("word " * 10), [decision, 4096])
 
-    assert count == Count(10, 10, 10, 10, 1, exact=True, method="exact")
+    assert count == Count(10, 10, 10, 10, 1, exact=True, method="exact", text_bytes=82)
 
 
 def test_exact_always_counts_every_prompt_and_batch_is_always_counted() -> None:
@@ -305,7 +305,7 @@ def test_token_ids_are_their_number_and_lists_keep_the_longest() -> None:
 def test_each_text_of_a_list_is_counted_on_its_own() -> None:
     count = _count(Counter(StubTokenizer(), _config()), TextPrompts(("a b c", "d", "")), [2])
 
-    assert count == Count(4, 3, 3, 3, 3, exact=True, method="exact")
+    assert count == Count(4, 3, 3, 3, 3, exact=True, method="exact", text_bytes=6)
 
 
 def test_empty_prompts_count_nothing() -> None:
@@ -332,7 +332,7 @@ def test_the_estimator_needs_no_files_and_learns() -> None:
     async def use(it: Counter) -> tuple[Count, Count]:
         cold = await it.count(chat, decision_tokens=[4096], request_class=RequestClass.CHAT)
         for _ in range(WARM_UPDATES):
-            it.learn(chat, cold, 2000, RequestClass.CHAT)
+            it.learn(cold, 2000, RequestClass.CHAT)
         return cold, await it.count(chat, decision_tokens=[4096], request_class=RequestClass.CHAT)
 
     cold, warm = _with(counter, use)
@@ -344,11 +344,11 @@ def test_the_estimator_needs_no_files_and_learns() -> None:
 
 def test_misses_and_mismatches_of_the_engines_count_are_told() -> None:
     counter = Counter(StubTokenizer(), _config())
-    estimated = Count(50, 50, 1, 90, 1, exact=False, method="learned")
-    exact = Count(50, 50, 50, 50, 1, exact=True, method="exact")
+    estimated = Count(50, 50, 1, 90, 1, exact=False, method="learned", text_bytes=200)
+    exact = Count(50, 50, 50, 50, 1, exact=True, method="exact", text_bytes=200)
 
     for used, count in ((60, estimated), (40, estimated), (51, exact), (50, exact)):
-        counter.learn(_said("word " * 40), count, used, RequestClass.CHAT)
+        counter.learn(count, used, RequestClass.CHAT)
 
     assert counter.misses == 1
     assert counter.exact_mismatches == 1
@@ -356,11 +356,10 @@ def test_misses_and_mismatches_of_the_engines_count_are_told() -> None:
 
 def test_prompts_without_text_teach_nothing() -> None:
     counter = Counter(None, _config(kind="estimate"))
-    count = Count(50, 50, 50, 50, 1, exact=False, method="opaque")
     image = ChatPrompt([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PNG}}]}])
 
     for prompt in (TokenPrompts((5,)), OpaquePrompt(9), image, _said("x", has_stored_history=True)) * WARM_UPDATES:
-        counter.learn(prompt, count, 40, None)
+        counter.learn(_count(counter, prompt), 40, None)
 
     assert _count(counter, _said("word")).method == "bytes"
 

@@ -1,0 +1,100 @@
+"""What of a request's header fields the router itself reads, collected once, before its route.
+
+Rules: names come in lower case (ASGI). A field that is there more than once, with different values, is read as one with
+commas between (RFC 9110, 5.3): where only one value makes sense, that is none. It must never know of keys or routes.
+"""
+
+import itertools
+import re
+import secrets
+from collections.abc import Iterable
+
+import msgspec
+from starlette.types import Scope
+
+from router.config.model import KeyConfig
+
+#: A client's own id is kept if it is safe in a header, a log line and an engine's id.
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+#: Where a `Head` stands in the scope.
+_PLACE = "router.head"
+
+
+#: What everybody may ask for where there are no keys.
+_MAY_SET_WITHOUT_KEYS = frozenset({"class"})
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """Goes along in the scope. `key`: whose call it is, None where keys are not asked for; `may_set`: what this call
+    may ask for. `content_encoding` and `content_length` are as they came, None where they did not."""
+
+    request_id: str
+    key: KeyConfig | None
+    may_set: frozenset[str]
+    content_type: str
+    class_hint: str | None
+    hops: str | None
+    content_encoding: bytes | None
+    content_length: bytes | None
+
+
+class RequestIds:
+    """Ids of requests, unique over processes and restarts: a random beginning, then a count. They are no secret."""
+
+    def __init__(self) -> None:
+        self._prefix = "req-" + secrets.token_hex(8)
+        self._counter = itertools.count(1)
+
+    def of(self, fields: dict[bytes, bytes]) -> str:
+        """The client's own id, or a new one."""
+        given = fields.get(b"x-request-id")
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given.decode()
+        return f"{self._prefix}{next(self._counter):06x}"
+
+
+def read_fields(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Header fields by name."""
+    pairs = list(headers)
+    fields = dict(pairs)
+    if len(fields) == len(pairs):
+        return fields
+    fields.clear()
+    for name, value in pairs:
+        before = fields.setdefault(name, value)
+        if before != value:
+            fields[name] = before + b", " + value
+    return fields
+
+
+def presented_key(fields: dict[bytes, bytes]) -> bytes | None:
+    """The key that a client presents: a bearer token, or Anthropic's header. None for none, or two different ones."""
+    bearer, plain = fields.get(b"authorization"), fields.get(b"x-api-key")
+    if bearer is None:
+        return plain.strip() if plain is not None else None
+    kind, _, token = bearer.strip().partition(b" ")
+    if kind != b"Bearer" and kind.lower() != b"bearer":
+        return None
+    token = token.strip()
+    return token if plain is None or plain.strip() == token else None
+
+
+def note_head(scope: Scope, fields: dict[bytes, bytes], request_id: str, key: KeyConfig | None) -> None:
+    """Put what the walk needs into the scope."""
+    class_hint, hops = fields.get(b"x-router-class"), fields.get(b"x-router-hop")
+    scope[_PLACE] = Head(
+        request_id,
+        key,
+        _MAY_SET_WITHOUT_KEYS if key is None else key.may_set,
+        fields.get(b"content-type", b"").decode("latin-1"),
+        None if class_hint is None else class_hint.decode("latin-1"),
+        None if hops is None else hops.decode("latin-1"),
+        fields.get(b"content-encoding"),
+        fields.get(b"content-length"),
+    )
+
+
+def head_of(scope: Scope) -> Head:
+    """What `note_head` put there."""
+    head: Head = scope[_PLACE]
+    return head
