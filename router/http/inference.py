@@ -136,7 +136,7 @@ class Inference:
     ) -> None:
         if job.request.endpoint in LIGHT_ENDPOINTS:
             answer = await service.flow.send_light(job, record)
-            async with answer:
+            with answer:
                 await send_answer(answer, reply, record)
             return
         sized = await size_up(service, job.request, key, record)
@@ -144,7 +144,7 @@ class Inference:
         record.reason = sized.reason if job.only is None else Reason.PINNED.value
         job = replace(job, request_class=sized.request_class, demand=sized.demand, edits=sized.edits)
         answer = await service.flow.send(job, record)
-        async with answer:
+        with answer:
             await send_answer(answer, reply, record)
         _learn(service, job, sized, record)
 
