@@ -37,7 +37,7 @@ from router.queue.open import open_queue
 from router.queue.redis import QueueUnfit, RedisQueue
 from router.queue.store import QueueDown
 from router.tokens.count import build_counter
-from router.upstream.connection import HttpxUpstream
+from router.upstream.connection import EngineUpstream
 from router.upstream.engine import Engine
 from router.upstream.health import EngineMonitor
 from router.upstream.relay import Relay
@@ -175,7 +175,7 @@ class Runtime:
 
     def _engine(self, name: str) -> Engine:
         config = self._config.engines[name]
-        upstream = HttpxUpstream(name, config.url, api_key=config.api_key)
+        upstream = EngineUpstream(name, config.url, api_key=config.api_key)
         self._cleanup.push_async_callback(upstream.aclose)
         return Engine(config, upstream, self._clock)
 

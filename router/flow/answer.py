@@ -1,138 +1,131 @@
 """One upstream answer on its way to the client: what its first event says, then its bytes, metered as they pass.
 
-An `Answer` owns the upstream response and the lease. `async with` gives both back on every path; the lease first, and
-synchronously. Bytes go through untouched, save that the one usage chunk we asked for and the client did not is taken
-out again. Nothing is invented: no finish reason, no usage, no `[DONE]`.
+An `Answer` owns the upstream response and the lease. `with` gives both back on every path, synchronously, the lease
+first. Bytes go through untouched, save that the one usage chunk we asked for and the client did not is taken out again.
+Nothing is invented: no finish reason, no usage, no `[DONE]`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Self
 
 from router.clock import Clock
 from router.flow.lease import Lease
 from router.policy.outcome import Outcome
 from router.request import ParsedRequest, RequestRecord
-from router.upstream.api import UpstreamError, UpstreamResponse, UpstreamTimeout
+from router.upstream.api import Headers, UpstreamError, UpstreamResponse, UpstreamTimeout
 from router.upstream.sse import Event, EventSplitter, FirstEvent, UsageReader, first_event_kind, is_usage_only
 
 #: What may come before the first token (comments, role-only chunks) and is held back with it.
 _PREFACE_MAX_BYTES = 256 * 1024
 
 
-class Chunks:
-    """The upstream's chunks, with a read that can be waited for in portions: a wait that ends early loses nothing."""
-
-    def __init__(self, response: UpstreamResponse) -> None:
-        self._chunks: AsyncIterator[bytes] = response.chunks()
-        self._pending: asyncio.Task[bytes | None] | None = None
-
-    async def next(self, *, within_s: float | None = None) -> bytes | None:
-        """The next chunk, None at the end.
-
-        Raises: `TimeoutError` if it did not come within `within_s` (ask again for it), `UpstreamError`.
-        """
-        if self._pending is None and within_s is None:
-            return await anext(self._chunks, None)
-        if self._pending is None:
-            self._pending = asyncio.ensure_future(_next_of(self._chunks))
-        done, _ = await asyncio.wait({self._pending}, timeout=within_s)
-        if not done:
-            raise TimeoutError
-        task, self._pending = self._pending, None
-        return task.result()
-
-    async def stop(self) -> None:
-        """End a read that is still under way."""
-        if self._pending is not None:
-            self._pending.cancel()
-            await asyncio.wait({self._pending})
-            if not self._pending.cancelled():
-                self._pending.exception()  # seen, so that the loop does not report it
-            self._pending = None
-
-
-async def _next_of(chunks: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(chunks, None)
-
-
-@dataclass(slots=True)
 class Answer:
-    """`status` and `headers` go to the client as they are. `preface`: bytes that are ready to be sent."""
+    """`status` and `headers` go to the client as they are. `preface`: bytes that are ready to be sent. `is_whole`: they
+    are all there is."""
 
-    status: int
-    headers: Mapping[str, str]
-    is_stream: bool
-    response: UpstreamResponse
-    chunks: Chunks | None
-    request: ParsedRequest
-    record: RequestRecord
-    clock: Clock
-    lease: Lease | None = None
-    preface: bytes = b""
-    #: How this ends if nothing else happens.
-    outcome: Outcome = Outcome.COMPLETED
-    first_byte_s: float = 600.0
-    #: Told of the first generated token, and when the upstream fails amid its answer.
-    on_output: Callable[[], None] | None = None
-    on_cut: Callable[[], None] | None = None
-    meter: UsageReader = field(init=False)
-    splitter: EventSplitter = field(default_factory=EventSplitter)
-    _output_events: int = 0
+    __slots__ = (
+        "_added_usage_option",
+        "_clock",
+        "_first_byte_s",
+        "_grows",
+        "_meter",
+        "_on_cut",
+        "_on_output",
+        "_output_events",
+        "_splitter",
+        "headers",
+        "is_stream",
+        "is_whole",
+        "lease",
+        "outcome",
+        "preface",
+        "record",
+        "request",
+        "response",
+        "status",
+    )
 
-    def __post_init__(self) -> None:
-        self.meter = UsageReader(self.request.endpoint.value)
+    def __init__(
+        self,
+        response: UpstreamResponse,
+        request: ParsedRequest,
+        record: RequestRecord,
+        clock: Clock,
+        *,
+        is_stream: bool,
+        first_byte_s: float,
+        lease: Lease | None = None,
+        on_output: Callable[[], None] | None = None,
+        on_cut: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_output` is told of the first generated token, `on_cut` when the upstream fails amid its answer.
+        `first_byte_s` bounds the wait for the first token of a stream, which comments do not end."""
+        self.status = response.status
+        self.headers: Headers = response.headers
+        self.is_stream = is_stream
+        self.is_whole = False
+        self.preface = b""
+        #: How this ends if nothing else happens.
+        self.outcome = Outcome.COMPLETED
+        self.response = response
+        self.request = request
+        self.record = record
+        self.lease = lease
+        self._clock = clock
+        self._first_byte_s = first_byte_s
+        self._on_output = on_output
+        self._on_cut = on_cut
+        self._meter = UsageReader(request.endpoint.value)
+        self._splitter = EventSplitter() if is_stream else None
+        self._output_events = 0
+        #: An answer without a cap is charged as it grows.
+        self._grows = lease is not None and not lease.demand.output_is_capped
+        self._added_usage_option = not request.asked_include_usage and "stream_options" in request.edits
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Give back the lease, then the socket. Idempotent."""
         if self.lease is not None:
             self.lease.release()
-        usage = self.meter.usage
+        usage = self._meter.usage
         if usage is not None:
             self.record.prompt_tokens_used = usage.prompt_tokens
             self.record.completion_tokens_used = usage.completion_tokens
-        await self.close_response()
+        self.response.close()
 
-    async def close_response(self) -> None:
-        """Give back the socket alone. Idempotent."""
-        try:
-            if self.chunks is not None:
-                await self.chunks.stop()
-        finally:
-            await self.response.aclose()
-
-    async def body(self) -> AsyncIterator[bytes]:
-        """What the client gets, piece by piece; empty pieces are left out.
+    async def read(self) -> bytes:
+        """The next bytes for the client, the preface first; b"" at the end. Cancelled, it loses no byte.
 
         Raises: `UpstreamError` if the upstream fails amid its answer; `outcome` is set before.
         """
         if self.preface:
-            yield self.preface
-        if self.chunks is None:
-            return
+            preface, self.preface = self.preface, b""
+            return preface
         try:
-            while (chunk := await self.chunks.next()) is not None:
-                out = self.pass_on(chunk)
+            while not self.is_whole:
+                chunk = await self.response.read()
+                if chunk:
+                    out = self._pass_on(chunk)
+                    if self.is_stream and self.record.first_token_at_s is None:
+                        self._check_first_token_in_time()
+                else:
+                    self.is_whole = True
+                    out = self._flush()
                 if out:
-                    yield out
-                self._check_first_token_in_time()
+                    return out
         except UpstreamError as error:
             late = isinstance(error, UpstreamTimeout)
             self.outcome = Outcome.ENGINE_TIMEOUT_STREAMING if late else Outcome.ENGINE_LOST_STREAMING
-            if self.on_cut is not None:
-                self.on_cut()
+            if self._on_cut is not None:
+                self._on_cut()
             raise
-        if self.is_stream:
-            tail = self._flush()
-            if tail:
-                yield tail
+        return b""
 
     async def read_first_event(self, *, commit_after_s: float) -> FirstEvent | None:
         """Read a stream up to its first token, an error, an abort or its end; what was read is then the `preface`.
@@ -140,76 +133,96 @@ class Answer:
         None if `commit_after_s` passed, or too much came, without any of these: then the headers have to go out.
         Raises: `UpstreamError`.
         """
-        assert self.chunks is not None
+        assert self._splitter is not None
         held: list[bytes] = []
         held_bytes = 0
-        deadline_s = self.clock.now_s() + commit_after_s
         found: FirstEvent | None = None
-        while found is None and held_bytes < _PREFACE_MAX_BYTES:
-            try:
-                chunk = await self.chunks.next(within_s=max(0.0, deadline_s - self.clock.now_s()))
-            except TimeoutError:
-                break
-            held_bytes += len(chunk or b"")
-            for event in self.splitter.flush() if chunk is None else self.splitter.feed(chunk):
-                if found is None and event.kind == "data":
-                    kind = first_event_kind(event)
-                    found = kind if kind.kind != "data" or kind.has_output else None
-                held.append(self._event(event))
-            if chunk is None and found is None:
-                found = FirstEvent("done")
+        try:
+            async with asyncio.timeout(commit_after_s):
+                while found is None and held_bytes < _PREFACE_MAX_BYTES:
+                    chunk = await self.response.read()
+                    held_bytes += len(chunk)
+                    self.is_whole = not chunk
+                    for event in self._splitter.feed(chunk) if chunk else self._splitter.flush():
+                        if found is None and event.kind == "data":
+                            kind = first_event_kind(event)
+                            found = kind if kind.kind != "data" or kind.has_output else None
+                        held.append(self._event(event))
+                    if not chunk and found is None:
+                        found = FirstEvent("done")
+        except TimeoutError:
+            pass
         self.preface = b"".join(held)
         return found
 
-    def pass_on(self, chunk: bytes) -> bytes:
-        """Meter `chunk`; the bytes of it that are ready for the client."""
-        if not self.is_stream:
-            self.meter.see_body_tail(chunk)
-            return chunk
-        return b"".join([self._event(event) for event in self.splitter.feed(chunk)])
+    async def read_whole(self, max_bytes: int) -> None:
+        """Read a plain answer into the `preface`, whole unless it has more than `max_bytes`."""
+        parts: list[bytes] = []
+        size = 0
+        while size < max_bytes:
+            chunk = await self.response.read()
+            if not chunk:
+                self.is_whole = True
+                break
+            parts.append(chunk)
+            size += len(chunk)
+        self.preface = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._meter.see_body_tail(self.preface)
+
+    def replace(self, status: int, body: bytes) -> None:
+        """Another answer goes to the client instead: an error in JSON. What is left of this one is not read."""
+        self.close()
+        self.status = status
+        self.headers = ((b"content-type", b"application/json"),)
+        self.is_stream = False
+        self.is_whole = True
+        self.preface = body
+        self.outcome = Outcome.CLIENT_ERROR
 
     def saw_output(self) -> None:
         """The first generated token is here."""
         if self.record.first_token_at_s is None:
-            self.record.first_token_at_s = self.clock.now_s()
-            if self.on_output is not None:
-                self.on_output()
+            self.record.first_token_at_s = self._clock.now_s()
+            if self._on_output is not None:
+                self._on_output()
             if self.lease is not None:
                 self.lease.first_token()
 
+    def _pass_on(self, chunk: bytes) -> bytes:
+        """Meter `chunk`; the bytes of it that are ready for the client."""
+        if self._splitter is None:
+            self._meter.see_body_tail(chunk)
+            return chunk
+        return self._events(self._splitter.feed(chunk))
+
     def _flush(self) -> bytes:
-        return b"".join([self._event(event) for event in self.splitter.flush()])
+        return b"" if self._splitter is None else self._events(self._splitter.flush())
+
+    def _events(self, events: Iterable[Event]) -> bytes:
+        return b"".join([self._event(event) for event in events])
 
     def _event(self, event: Event) -> bytes:
-        if event.is_comment or event.kind == "opaque":
-            self.meter.see(event)
-            return event.raw
+        """Look at one event; what of it goes to the client."""
         raw = event.raw
+        if event.kind != "data":
+            self._meter.see(event)
+            return raw
         if self.record.first_token_at_s is None and first_event_kind(event).has_output:
             self.saw_output()
         if b'"usage"' in raw:
-            self.meter.see(event)
-            if not self.request.asked_include_usage and self._added_usage_option and is_usage_only(event):
+            self._meter.see(event)
+            if self._added_usage_option and is_usage_only(event):
                 return b""
         if (b'"error"' in raw or b'"abort"' in raw) and first_event_kind(event).kind in ("error", "abort"):
             self.outcome = Outcome.ENGINE_LOST_STREAMING
-        self._grow()
-        return raw
-
-    @property
-    def _added_usage_option(self) -> bool:
-        return "stream_options" in self.request.edits
-
-    def _grow(self) -> None:
-        """An event is about one token; an uncapped answer is charged as it grows."""
-        self._output_events += 1
-        if self.lease is not None and not self.lease.demand.output_is_capped:
+        if self._grows and self.lease is not None:
+            # An event is about one token.
+            self._output_events += 1
             self.lease.produced(self._output_events)
+        return raw
 
     def _check_first_token_in_time(self) -> None:
         """Comments show that the engine lives, not that it will ever answer."""
         sent_at_s = self.record.sent_at_s
-        if not self.is_stream or self.record.first_token_at_s is not None or sent_at_s is None:
-            return
-        if self.clock.now_s() - sent_at_s > self.first_byte_s:
-            raise UpstreamTimeout("first_byte", self.first_byte_s)
+        if sent_at_s is not None and self._clock.now_s() - sent_at_s > self._first_byte_s:
+            raise UpstreamTimeout("first_byte", self._first_byte_s)

@@ -1,6 +1,6 @@
 """A request on its way through the flow, and the end of one that gets no answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ from router.errors import ApiError
 from router.policy.demand import Demand, RequestClass
 from router.policy.outcome import Outcome
 from router.request import ParsedRequest
+from router.upstream.api import Headers
 
 _NO_DEMAND = Demand(prompt_tokens=0, longest_prompt_tokens=0, output_tokens=0)
 
@@ -29,7 +30,7 @@ class Job(msgspec.Struct, frozen=True):
 
     place_id: str
     request: ParsedRequest
-    headers: Sequence[tuple[str, str]]
+    headers: Headers
     only: str | None = None
     may_relay: bool = True
     request_class: RequestClass = RequestClass.CHAT

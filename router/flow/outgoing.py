@@ -3,74 +3,80 @@
 Never goes out: the client's credentials, hop-by-hop fields, our own `x-router-*` words, and what the key may not set.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from router.errors import nested_too_deeply
 from router.request import ParsedRequest
-from router.upstream.api import UpstreamRequest
+from router.upstream.api import Headers, UpstreamRequest
+from router.upstream.headers import named_in_connection
 
 _RAW_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 #: Hop-by-hop (RFC 9110, 7.6.1), ours to set anew, or a credential of the client's.
 _NEVER_FORWARDED = frozenset(
     {
-        "accept-encoding",
-        "api-key",
-        "authorization",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "cookie",
-        "expect",
-        "forwarded",
-        "host",
-        "keep-alive",
-        "prefer",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "via",
-        "x-api-key",
-        "x-request-id",
+        b"accept-encoding",
+        b"api-key",
+        b"authorization",
+        b"connection",
+        b"content-encoding",
+        b"content-length",
+        b"cookie",
+        b"expect",
+        b"forwarded",
+        b"host",
+        b"keep-alive",
+        b"prefer",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"via",
+        b"x-api-key",
+        b"x-request-id",
     }
 )
+_NEVER_FORWARDED_PREFIXES = (b"x-router-", b"x-forwarded-")
 #: Headers that only some keys may set, and the name of that permission.
-_GUARDED = {"x-vllm-priority": "priority", "x-data-parallel-rank": "data_parallel_rank"}
+_GUARDED = {b"x-vllm-priority": "priority", b"x-data-parallel-rank": "data_parallel_rank"}
+#: What nearly every client says of its connection: it names no field.
+_PLAIN_CONNECTION = frozenset({b"keep-alive", b"close"})
 
 
-def client_headers(raw: Iterable[tuple[bytes, bytes]], *, may_set: frozenset[str]) -> Sequence[tuple[str, str]]:
-    """The client's headers that may go to an engine. Names that cannot be written as ASCII are left out."""
-    pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw]
-    named = {token.strip().lower() for name, value in pairs if name == "connection" for token in value.split(",")}
-    return tuple(
-        (name, value)
-        for name, value in pairs
-        if name not in _NEVER_FORWARDED
-        and name not in named
-        and name.isascii()
-        and not name.startswith(("x-router-", "x-forwarded-"))
-        and (name not in _GUARDED or _GUARDED[name] in may_set)
-    )
+def client_headers(raw: Iterable[tuple[bytes, bytes]], *, may_set: frozenset[str]) -> Headers:
+    """The client's headers that may go to an engine; `raw` has lower-case names, as ASGI gives them."""
+    kept: list[tuple[bytes, bytes]] = []
+    named: list[bytes] = []
+    for pair in raw:
+        name, value = pair
+        if name in _NEVER_FORWARDED:
+            if name == b"connection" and value not in _PLAIN_CONNECTION:
+                named.append(value)
+        elif not name.startswith(_NEVER_FORWARDED_PREFIXES) and (name not in _GUARDED or _GUARDED[name] in may_set):
+            kept.append(pair)
+    if not named:
+        return kept
+    dropped = named_in_connection(named)
+    return [pair for pair in kept if pair[0] not in dropped]
 
 
 def to_engine(
-    request: ParsedRequest, headers: Sequence[tuple[str, str]], *, served_model_name: str, edits: Mapping[str, Any]
+    request: ParsedRequest, headers: Headers, *, served_model_name: str, edits: Mapping[str, Any]
 ) -> UpstreamRequest:
     """The request for an engine that knows the model as `served_model_name`; `edits` come on top of the request's."""
-    changes = {**request.edits, **edits}
+    changes: Mapping[str, Any] = {**request.edits, **edits} if edits else request.edits
     if request.model and request.model != served_model_name:
-        changes["model"] = served_model_name
-    own = (*headers, ("x-request-id", request.request_id))
+        changes = {**changes, "model": served_model_name}
+    own = [*headers, (b"x-request-id", request.request_id.encode("latin-1"))]
     return UpstreamRequest("POST", request.path, own, render_body(request, changes))
 
 
-def to_relay(request: ParsedRequest, headers: Sequence[tuple[str, str]], *, model: str) -> UpstreamRequest:
+def to_relay(request: ParsedRequest, headers: Headers, *, model: str) -> UpstreamRequest:
     """The request for a provider that knows the model as `model`: no query string, no field that only vLLM's scheduler
     reads. Which headers a provider may see is the relay's to say."""
     changes = {**request.edits, "priority": None, "kv_transfer_params": None, "model": model}

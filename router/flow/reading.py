@@ -6,14 +6,14 @@ an abort before any token, or nothing at all, and the request may still go elsew
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.clock import Clock
 from router.config.model import TimeoutConfig
 from router.errors import ApiError
-from router.flow.answer import Answer, Chunks
-from router.flow.failure import AttemptFailed, PassOn, empty_abort, from_answer, from_transport
+from router.flow.answer import Answer
+from router.flow.failure import AttemptFailed, empty_abort, from_answer, from_transport
 from router.flow.lease import Lease
 from router.policy.outcome import Outcome
 from router.policy.retry import Failure
@@ -57,59 +57,65 @@ async def ask(
     except UpstreamError as error:
         raise from_transport(error, name) from error
     answer = Answer(
-        status=response.status,
-        headers=response.headers,
-        is_stream=response.status < 400 and _is_event_stream(response.headers),
-        response=response,
-        chunks=Chunks(response),
-        request=request,
-        record=record,
-        clock=clock,
-        lease=lease,
+        response,
+        request,
+        record,
+        clock,
+        is_stream=response.status < 400 and _is_event_stream(response),
         first_byte_s=limits.first_byte_s,
+        lease=lease,
         on_output=on_output,
         on_cut=on_cut,
     )
     try:
         if response.status >= 400:
-            return await _read_error(answer, name)
-        if answer.is_stream:
-            return await _read_stream_start(answer, name, commit_after_s)
-        return await _read_plain(answer, name)
+            await _read_error(answer, name)
+        elif answer.is_stream:
+            await _read_stream_start(answer, name, commit_after_s)
+        else:
+            await _read_plain(answer, name)
     except UpstreamError as error:
-        await answer.close_response()
+        response.close()
         raise from_transport(error, name) from error
     except BaseException:
-        await answer.close_response()
+        response.close()
         raise
+    return answer
 
 
-def _is_event_stream(headers: Mapping[str, str]) -> bool:
+def _is_event_stream(response: UpstreamResponse) -> bool:
     """Events that can be read: of a compressed stream, which nobody asked for, not a byte may be added or left out."""
-    is_plain = headers.get("content-encoding", "identity").strip().lower() == "identity"
-    return is_plain and headers.get("content-type", "").lower().startswith("text/event-stream")
+    if not _says_event_stream(response):
+        return False
+    return (response.header(b"content-encoding") or b"identity").strip().lower() == b"identity"
 
 
-async def _read_error(answer: Answer, name: str) -> Answer:
-    body = await _read_up_to(answer, _ERROR_MAX_BYTES, _ERROR_S)
+def _says_event_stream(response: UpstreamResponse) -> bool:
+    return (response.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
+
+
+async def _read_error(answer: Answer, name: str) -> None:
+    response = answer.response
+    body = await _read_up_to(response, _ERROR_MAX_BYTES, _ERROR_S)
+    retry_after = response.header(b"retry-after")
     meaning = from_answer(
         answer.status,
         body,
         name,
-        retry_after=answer.headers.get("retry-after"),
-        content_encoding=answer.headers.get("content-encoding", ""),
+        retry_after=None if retry_after is None else retry_after.decode("latin-1"),
+        content_encoding=(response.header(b"content-encoding") or b"").decode("latin-1"),
         shape=answer.request.endpoint.error_shape,
         is_relay=answer.record.relay is not None,
     )
     if isinstance(meaning, AttemptFailed):
         raise meaning
-    return await _pass_on(answer, meaning)
+    answer.replace(meaning.status, meaning.body)
 
 
-async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -> Answer:
+async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -> None:
     found = await answer.read_first_event(commit_after_s=commit_after_s)
     if found is None:
-        return answer
+        return
     if found.kind == "abort":
         raise empty_abort(name)
     if found.kind == "done" and not answer.preface:
@@ -122,59 +128,33 @@ async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -
         meaning = from_answer(status, body, name, shape=shape, is_relay=is_relay)
         if isinstance(meaning, AttemptFailed):
             raise meaning
-        return await _pass_on(answer, meaning)
-    return answer
+        answer.replace(meaning.status, meaning.body)
 
 
-async def _read_plain(answer: Answer, name: str) -> Answer:
+async def _read_plain(answer: Answer, name: str) -> None:
     """An answer in one piece, up to a bound; a longer one goes through as it comes, and so does a stream that cannot
     be read."""
-    assert answer.chunks is not None
-    parts: list[bytes] = []
-    size = 0
-    is_unreadable_stream = answer.headers.get("content-type", "").lower().startswith("text/event-stream")
-    while size < _WHOLE_MAX_BYTES and not is_unreadable_stream:
-        chunk = await answer.chunks.next()
-        if chunk is None:
-            answer.chunks = None
-            break
-        parts.append(answer.pass_on(chunk))
-        size += len(chunk)
-    answer.preface = b"".join(parts)
-    if answer.chunks is None and answer.request.endpoint.generates and body_kind(answer.preface).kind == "abort":
+    if not _says_event_stream(answer.response):
+        await answer.read_whole(_WHOLE_MAX_BYTES)
+    body = answer.preface
+    # Only a body with the word in it can be one.
+    if answer.is_whole and b'"abort"' in body and answer.request.endpoint.generates and body_kind(body).kind == "abort":
         raise empty_abort(name)
     answer.saw_output()
-    return answer
 
 
-async def _read_up_to(answer: Answer, limit_bytes: int, limit_s: float) -> bytes:
+async def _read_up_to(response: UpstreamResponse, limit_bytes: int, limit_s: float) -> bytes:
     """What came of the body within both limits: the status is known, and a slow body may not hold the place."""
-    assert answer.chunks is not None
     parts: list[bytes] = []
     size = 0
-    deadline_s = answer.clock.now_s() + limit_s
-    while size < limit_bytes:
-        try:
-            chunk = await answer.chunks.next(within_s=max(0.0, deadline_s - answer.clock.now_s()))
-        except TimeoutError:
-            break
-        if chunk is None:
-            break
-        parts.append(chunk)
-        size += len(chunk)
+    try:
+        async with asyncio.timeout(limit_s):
+            while size < limit_bytes and (chunk := await response.read()):
+                parts.append(chunk)
+                size += len(chunk)
+    except TimeoutError:
+        pass
     return b"".join(parts)
-
-
-async def _pass_on(answer: Answer, meaning: PassOn) -> Answer:
-    """The engine's refusal becomes the answer; nothing more is read, and its place is free."""
-    await answer.aclose()
-    answer.status = meaning.status
-    answer.headers = {"content-type": "application/json"}
-    answer.is_stream = False
-    answer.chunks = None
-    answer.preface = meaning.body
-    answer.outcome = Outcome.CLIENT_ERROR
-    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +171,7 @@ async def status_of(upstream: Upstream, method: str, path: str) -> int | None:
     response = await _open_control(upstream, method, path)
     if response is None:
         return None
-    await response.aclose()
+    response.close()
     return response.status
 
 
@@ -204,7 +184,7 @@ async def fetch(upstream: Upstream, method: str, path: str) -> Fetched | None:
     size = 0
     try:
         async with asyncio.timeout(_FETCH_S):
-            async for chunk in response.chunks():
+            while chunk := await response.read():
                 parts.append(chunk)
                 size += len(chunk)
                 if size > _FETCH_MAX_BYTES:
@@ -212,8 +192,9 @@ async def fetch(upstream: Upstream, method: str, path: str) -> Fetched | None:
     except (UpstreamError, TimeoutError):
         return None
     finally:
-        await response.aclose()
-    return Fetched(response.status, response.headers.get("content-type", "application/json"), b"".join(parts))
+        response.close()
+    content_type = response.header(b"content-type") or b"application/json"
+    return Fetched(response.status, content_type.decode("latin-1"), b"".join(parts))
 
 
 async def _open_control(upstream: Upstream, method: str, path: str) -> UpstreamResponse | None:

@@ -4,7 +4,7 @@ Every wait for the client has a bound: a body that does not come, a reader that 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote
@@ -179,14 +179,19 @@ class Reply:
         self.finished = False
         self._is_stream = False
 
-    async def start(self, status: int, headers: Mapping[str, str], *, is_stream: bool = False) -> None:
+    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, is_stream: bool = False) -> None:
         """Status and headers, with the router's own added."""
         self._record.status = status
         self._is_stream = is_stream
-        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        pairs = list(headers)
         pairs.extend((name.encode(), value.encode()) for name, value in router_headers(self._record).items())
         self.started = True
         await self._bounded({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def whole(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+        """A whole answer; `headers` tell its length."""
+        await self.start(status, headers)
+        await self.end(body)
 
     async def write(self, chunk: bytes) -> None:
         self._record.bytes_out += len(chunk)
@@ -210,8 +215,9 @@ class Reply:
             await self.end(error.event(self.shape) + self._end_mark())
             return
         body = error.body(self.shape)
-        await self.start(error.status, {**error.response_headers(), "content-length": str(len(body))})
-        await self.end(body)
+        headers = {**error.response_headers(), "content-length": str(len(body))}
+        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self.whole(error.status, pairs, body)
 
     def _end_mark(self) -> bytes:
         """vLLM ends a stream with `[DONE]` after an error event too, and clients wait for it."""

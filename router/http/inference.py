@@ -127,7 +127,7 @@ class Inference:
             only = await locate(service, request.previous_response_id)
         if self._is_light:
             answer = await service.flow.send_light(Job(place_id, request, headers, only, relayable), record)
-            async with answer:
+            with answer:
                 await send_answer(answer, reply, record)
             return
         sized = await size_up(service, request, head.key, record)
@@ -135,7 +135,7 @@ class Inference:
         record.reason = sized.reason if only is None else Reason.PINNED
         job = Job(place_id, request, headers, only, relayable, sized.request_class, sized.demand, sized.edits)
         answer = await service.flow.send(job, record)
-        async with answer:
+        with answer:
             await send_answer(answer, reply, record)
         _learn(service, sized, record)
 

@@ -14,7 +14,13 @@ from router.upstream.api import UpstreamError, UpstreamTimeout
 log = logging.getLogger(__name__)
 
 #: Set anew by us or the server in front of us.
-_NOT_PASSED_ON = frozenset({"date", "server", "content-length", "x-request-id", "transfer-encoding", "connection"})
+_NOT_PASSED_ON = frozenset(
+    {b"date", b"server", b"content-length", b"x-request-id", b"transfer-encoding", b"connection"}
+)
+
+#: A proxy in between must not hold a stream back (nginx) or keep it.
+_STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+_STREAM_NAMES = frozenset(name for name, _ in _STREAM_HEADERS)
 
 
 async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> None:
@@ -22,25 +28,21 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
 
     Raises: `ClientLeft`.
     """
-    headers = {
-        name: value
-        for name, value in answer.headers.items()
-        if name not in _NOT_PASSED_ON and not name.startswith("x-router-")
-    }
-    whole = answer.chunks is None
-    if whole:
-        headers["content-length"] = str(len(answer.preface))
-    elif answer.is_stream:
-        headers.update({"cache-control": "no-cache", "x-accel-buffering": "no"})
-    elif "content-length" in answer.headers:
-        headers["content-length"] = answer.headers["content-length"]
-    await reply.start(answer.status, headers, is_stream=answer.is_stream)
-    if whole:
-        await reply.end(answer.preface)
+    headers = [
+        pair for pair in answer.headers if pair[0] not in _NOT_PASSED_ON and not pair[0].startswith(b"x-router-")
+    ]
+    if answer.is_whole and not answer.is_stream:
+        headers.append((b"content-length", b"%d" % len(answer.preface)))
+        await reply.whole(answer.status, headers, answer.preface)
         record.outcome = answer.outcome
         return
+    if answer.is_stream:
+        headers = [*(pair for pair in headers if pair[0] not in _STREAM_NAMES), *_STREAM_HEADERS]
+    else:
+        headers += [pair for pair in answer.headers if pair[0] == b"content-length"]
+    await reply.start(answer.status, headers, is_stream=answer.is_stream)
     try:
-        async for chunk in answer.body():
+        while chunk := await answer.read():
             await reply.write(chunk)
     except UpstreamError as error:
         record.outcome = answer.outcome

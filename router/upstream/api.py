@@ -1,12 +1,16 @@
 """What the flow asks of anything that answers HTTP for us: an engine or a relay.
 
-httpx and sockets stop behind this. Every failure is one of the exceptions here. They say what was seen; whether the
+Sockets and httpx stop behind this. Every failure is one of the exceptions here. They say what was seen; whether the
 request can have started, and may be sent again, is for `policy/retry.py`.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Literal, Protocol
+
+import msgspec
+
+#: Lower-case names, values as they were on the wire; repeated fields stay apart.
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class UpstreamError(Exception):
@@ -15,6 +19,22 @@ class UpstreamError(Exception):
 
 class ConnectFailed(UpstreamError):
     """No connection: refused, unreachable, TLS failure or connect timeout. Nothing was sent."""
+
+
+class ConnectTimedOut(ConnectFailed):
+    """No connection within the limit: unreachable, or too busy to accept."""
+
+
+class NoConnectionToGive(ConnectFailed):
+    """No connection for a reason of our own: it says nothing about the other side's health."""
+
+
+class ConnectionsBusy(NoConnectionToGive):
+    """All connections that this engine may have are in use."""
+
+
+class SocketsExhausted(NoConnectionToGive):
+    """This process or machine has no file, port or memory left for a socket."""
 
 
 class UpstreamLost(UpstreamError):
@@ -30,41 +50,47 @@ class UpstreamTimeout(UpstreamError):
         self.limit_s = limit_s
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamRequest:
-    """One call as it goes out. `path` starts with a slash and carries the query string. Names in `headers` are lower
-    case; `host`, `content-length` and the other side's own key are added by the connection."""
+class UpstreamRequest(msgspec.Struct, frozen=True, gc=False):
+    """One call as it goes out. `path` starts with a slash and carries the query string. `host`, `content-length` and
+    the other side's own key are added by the connection, which also leaves out what may not be forwarded."""
 
     method: str
     path: str
-    headers: Sequence[tuple[str, str]] = field(default_factory=tuple)
+    headers: Headers = ()
     body: bytes = b""
 
 
 class UpstreamResponse(Protocol):
     """An answer whose status and headers are here and whose body may still be coming.
 
-    Whoever opened it owns it and closes it: `aclose` is idempotent, and unless the body was read to its end it closes
-    the socket too, since that is the only way an engine hears of an abort.
+    Whoever opened it owns it and closes it. One reader at a time.
     """
 
     @property
     def status(self) -> int: ...
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        """Lower-case names; hop-by-hop fields are gone."""
+    def headers(self) -> Headers:
+        """Hop-by-hop fields and cookies are gone."""
         ...
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes, undecoded. Raises `UpstreamLost` or `UpstreamTimeout`.
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of `name` (lower case), or None."""
+        ...
 
-        Until the first body byte the limit is `first_byte_s` (vLLM sends a stream's headers before the prefill), then
-        `idle_s` between bytes.
+    async def read(self) -> bytes:
+        """What has come of the body since the last read, undecoded; waits for at least one byte; b"" at its clean end.
+
+        Cancelled, it loses no byte. Until the first body byte the limit is `first_byte_s` (vLLM sends a stream's
+        headers before the prefill), then `idle_s`; it runs only while a byte is waited for.
+        Raises: `UpstreamLost`, `UpstreamTimeout`; what came before is read first.
         """
         ...
 
-    async def aclose(self) -> None: ...
+    def close(self) -> None:
+        """Idempotent, at any time, also while a `read` waits, which then raises. Never raises. Unless the whole answer
+        has arrived the socket is closed, never used again: that is the only way an engine hears of an abort."""
+        ...
 
 
 class Upstream(Protocol):
@@ -80,5 +106,5 @@ class Upstream(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close every pooled connection. Idempotent."""
+        """Close every connection, used ones too. Idempotent."""
         ...

@@ -1,55 +1,57 @@
-"""HTTP/1.1 to one engine or relay, over httpx: the only file of the request path that knows httpx.
+"""HTTP/1.1 to one engine: its kept connections, and how a request is written.
 
 Rules of this file:
-- Direct: no proxy but the configured one, nothing from the environment, no redirect, no cookie, no retry.
-- Bytes of the body pass undecoded, both ways.
-- Each upstream has its own connections and its own limit, so a silent engine takes nothing from another.
-- An answer that was not read to its end closes its socket: that is how an engine hears of an abort.
-- Foreign exceptions are translated here, once.
+- Direct: no proxy, nothing from the environment but the system's own certificates, no redirect, no cookie, no retry.
+- Each engine has its own connections and its own limit, so a silent engine takes nothing from another. The connection
+  used last is taken first; the others grow idle and are closed.
+- A place among the connections belongs to a `Wire` from before it connects until it is idle or gone.
 
-A request that was lost may have started, also on a kept connection that the server closed in the same moment: no byte
-tells whether the request was read before the close. That race is made rare instead: idle connections are closed after
-4 s, before vLLM's 5 s, also where no further request comes, and one whose peer has closed is noticed before use.
+A request that was lost may have started, also on a kept connection that the engine closed in the same moment: no byte
+tells whether it was read before the close, and an inference call is not idempotent (RFC 9110, 9.2.2), so it may not be
+sent again by itself (RFC 9112, 9.3.1). What to do about it is `policy/retry.py`. Here that race is made rare instead:
+idle connections are closed after 4 s, before vLLM's 5 s, and a kept one is looked at for a close right before use.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import suppress
-from typing import Any, Literal
-from urllib.parse import quote
-
-import httpx
+import errno
+import ssl
+from collections.abc import Awaitable, Callable
+from functools import cache
+from urllib.parse import quote, urlsplit
 
 from router.config.model import Secret
 from router.errors import bad_request
-from router.upstream.api import ConnectFailed, UpstreamLost, UpstreamRequest, UpstreamTimeout
-from router.upstream.headers import request_headers, response_headers
+from router.upstream.api import (
+    ConnectFailed,
+    ConnectionsBusy,
+    ConnectTimedOut,
+    SocketsExhausted,
+    UpstreamRequest,
+)
+from router.upstream.headers import header_lines, own_headers
+from router.upstream.wire import JOINED_MAX_BYTES, Wire, WireResponse
 
 #: vLLM closes an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE).
 KEEPALIVE_EXPIRY_S = 4.0
 CONNECTIONS_MAX = 512
 
-#: Closing is an abort of the socket and takes no time; this bounds a TLS library that disagrees.
-_CLOSE_WAIT_S = 2.0
-
-#: httpx refuses longer URLs.
+#: vLLM's server refuses longer request lines.
 _PATH_MAX_BYTES = 60_000
-
 #: Every printable ASCII character is left as the client wrote it.
 _PATH_SAFE = "".join(chr(code) for code in range(0x21, 0x7F))
+#: Ready-made request lines; clients use a handful of paths, and no query string of theirs fills memory.
+_LINES_MAX = 64
+_LINE_MAX_BYTES = 256
+
+_NO_SOCKET = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+#: Connects a protocol that the given function makes, or raises `OSError`. The seam for tests: whatever transport the
+#: protocol is given, it uses.
+Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
 
 
-class ConnectTimedOut(ConnectFailed):
-    """No connection within the limit: unreachable, or too busy to accept."""
-
-
-class ConnectionsBusy(ConnectFailed):
-    """All connections that this engine may have are in use; it says nothing about the engine's health."""
-
-
-class HttpxUpstream:
-    """`api.Upstream` over httpx. Owns its connections and the tasks that close them."""
+class EngineUpstream:
+    """`api.Upstream` for one engine. Owns its connections."""
 
     def __init__(
         self,
@@ -57,273 +59,214 @@ class HttpxUpstream:
         base_url: str,
         *,
         api_key: Secret | None,
-        proxy: Secret | None = None,
         connections_max: int = CONNECTIONS_MAX,
+        connect: Connect | None = None,
     ) -> None:
-        """`base_url` is `http://`, `https://` or `unix:///path/of.sock`; a final `/v1` is not doubled.
+        """`base_url` is `http://`, `https://` or `unix:///path/of.sock`; a final `/v1` is not doubled. `connect` takes
+        the place of the connecting to it.
 
-        Raises: `ValueError` for a URL or proxy that cannot be used.
+        Raises: `ValueError` for a URL that cannot be used.
         """
         self.name = name
-        self._api_key = None if api_key is None else api_key.reveal()
-        self._base, socket_path = _base_url(name, base_url)
-        is_tls = self._base.scheme == "https" or proxy is not None
-        # Loading the certificates takes tens of milliseconds: once, and not at all for plain HTTP.
-        self._ssl = httpx.create_ssl_context(verify=is_tls, trust_env=False)
-        self._proxy = None if proxy is None else proxy.reveal()
-        self._socket_path = socket_path
+        address = _Address(name, base_url)
+        self._connect = connect or address.connect
+        self._prefix = address.path
+        own = [(b"host", address.host_header), *own_headers(None if api_key is None else api_key.reveal())]
+        self._own_lines = b"".join([b"%b: %b\r\n" % pair for pair in own])
+        #: By method and path.
+        self._request_lines: dict[tuple[str, str], bytes] = {}
         self._places = asyncio.Semaphore(connections_max)
-        #: Oldest first.
-        self._idle: deque[_Wire] = deque()
-        self._busy: set[_Wire] = set()
+        self._busy: set[Wire] = set()
+        #: Idle for the longest first.
+        self._idle: list[Wire] = []
         #: Set while anything is idle.
         self._expiry: asyncio.TimerHandle | None = None
-        self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        try:
-            self._new_wire()
-        except (ImportError, ValueError, httpx.InvalidURL) as error:
-            # The message of the library may quote the URL, and with it a password.
-            raise ValueError(f"{name}: the proxy cannot be used ({type(error).__name__})") from None
 
     async def open(
         self, request: UpstreamRequest, *, connect_s: float, first_byte_s: float, idle_s: float
-    ) -> "HttpxResponse":
-        """See `api.Upstream`. `first_byte_s` runs until the first byte of the body: vLLM sends its headers before the
-        prefill. Raises also `ConnectionsBusy` where no connection came free within `connect_s`, and `ApiError` for a
-        path that no URL can hold."""
-        outgoing = self._outgoing(request, connect_s)
-        await self._take_place(connect_s)
-        wire = self._take_wire()
-        outgoing.extensions["trace"] = wire.trace
-        deadline_s = asyncio.get_running_loop().time() + first_byte_s
+    ) -> WireResponse:
+        """See `api.Upstream`. `first_byte_s` runs from sending to the first byte of the body: vLLM sends its headers
+        before the prefill. Raises also `ConnectionsBusy` where no connection came free within `connect_s`,
+        `SocketsExhausted`, and `ApiError` for a path that no URL can hold."""
+        head = self._head(request)
+        if self._places.locked():
+            await self._wait_for_place(connect_s)
+        else:
+            await self._places.acquire()
+        wire = self._take() or await self._connected(connect_s)
+        response = wire.ask(is_head_only=request.method == "HEAD", first_byte_s=first_byte_s, idle_s=idle_s)
         try:
-            async with asyncio.timeout_at(deadline_s):
-                raw = await wire.transport.handle_async_request(outgoing)
-        except BaseException as error:
-            self._let_go(wire.drop(), wire)
-            if isinstance(error, TimeoutError):
-                raise UpstreamTimeout("first_byte", first_byte_s) from error
-            if isinstance(error, httpx.TransportError):
-                raise _translated(error) from error
+            if len(request.body) <= JOINED_MAX_BYTES:
+                wire.send(head + request.body)
+            else:
+                await wire.send_large(response, head, request.body)
+            while not response.status:
+                await response.news()
+        except BaseException:
+            response.close()
             raise
-        return HttpxResponse(self, raw, wire, deadline_s, first_byte_s, idle_s)
+        return response
 
     async def aclose(self) -> None:
-        """Close every connection, used ones too. Idempotent."""
+        """See `api.Upstream`."""
         self._is_closed = True
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
         for wire in (*self._idle, *self._busy):
-            self._close_later(wire.drop())
-        self._idle.clear()
-        if self._closing:
-            await asyncio.wait(set(self._closing), timeout=_CLOSE_WAIT_S)
+            wire.drop()
+        # A loop closes the sockets of aborted connections in its next round.
+        await asyncio.sleep(0)
 
-    def let_go(self, raw: httpx.Response, wire: "_Wire", *, is_read: bool) -> asyncio.Task[None]:
-        """An answer is done with: keep its connection where it was read to the end, else close it. Once per answer."""
-        return self._let_go(self._settle(raw, wire, is_read=is_read), wire)
+    # -- wire.WireOwner ---------------------------------------------------------------------------------------------
 
-    def _let_go(self, close: Coroutine[Any, Any, None], wire: "_Wire") -> asyncio.Task[None]:
+    def keep(self, wire: Wire) -> None:
         self._busy.discard(wire)
         self._places.release()
-        return self._close_later(close)
-
-    async def _settle(self, raw: httpx.Response, wire: "_Wire", *, is_read: bool) -> None:
-        if not is_read:
-            await wire.drop()
-        await raw.aclose()
-        if self._is_closed:
-            await wire.drop()
-        elif is_read:
-            wire.idle_since_s = asyncio.get_running_loop().time()
-            self._idle.append(wire)
+        wire.idle_since_s = wire.loop.time()
+        self._idle.append(wire)
+        if self._expiry is None:
             self._expire_later()
 
-    def _new_wire(self) -> "_Wire":
-        transport = httpx.AsyncHTTPTransport(
-            verify=self._ssl,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=1, keepalive_expiry=KEEPALIVE_EXPIRY_S),
-            proxy=self._proxy,
-            uds=self._socket_path,
-        )
-        return _Wire(transport)
+    def forget(self, wire: Wire) -> None:
+        if wire in self._busy:
+            self._busy.discard(wire)
+            self._places.release()
+        elif wire in self._idle:
+            self._idle.remove(wire)
 
-    def _take_wire(self) -> "_Wire":
-        """The connection used last, as it is the likeliest to be open still."""
-        self._close_expired()
-        wire = self._idle.pop() if self._idle else self._new_wire()
-        self._busy.add(wire)
-        return wire
+    # -- connections ------------------------------------------------------------------------------------------------
 
-    def _close_expired(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        while self._idle and self._idle[0].idle_since_s + KEEPALIVE_EXPIRY_S <= now_s:
-            self._close_later(self._idle.popleft().drop())
-
-    def _expire_later(self) -> None:
-        """Come for the oldest idle connection in time. A timer that is set stays: at worst it comes in vain, once."""
-        if self._idle and self._expiry is None:
-            oldest_s = self._idle[0].idle_since_s
-            self._expiry = asyncio.get_running_loop().call_at(oldest_s + KEEPALIVE_EXPIRY_S, self._expire)
-
-    def _expire(self) -> None:
-        self._expiry = None
-        self._close_expired()
-        self._expire_later()
-
-    def _outgoing(self, request: UpstreamRequest, connect_s: float) -> httpx.Request:
-        path = quote(request.path.encode("utf-8", "surrogateescape"), safe=_PATH_SAFE)
-        if len(path) > _PATH_MAX_BYTES:
-            raise bad_request(f"the path has {len(path)} bytes, more than the {_PATH_MAX_BYTES} that can be forwarded")
-        prefix = self._base.path.rstrip("/")
-        if prefix.endswith("/v1") and path.startswith("/v1/"):
-            path = path.removeprefix("/v1")
-        return httpx.Request(
-            request.method,
-            self._base.copy_with(raw_path=(prefix + path).encode()),
-            headers=request_headers(request.headers, self._api_key),
-            content=request.body,
-            extensions={"timeout": {"connect": connect_s, "read": None, "write": None, "pool": None}},
-        )
-
-    async def _take_place(self, connect_s: float) -> None:
+    async def _wait_for_place(self, connect_s: float) -> None:
         try:
             async with asyncio.timeout(connect_s):
                 await self._places.acquire()
         except TimeoutError as error:
             raise ConnectionsBusy(f"{self.name}: no free connection within {connect_s:g} s") from error
 
-    def _close_later(self, close: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Close in a task of our own, so that the caller's cancellation cannot stop it half-way."""
-        task = asyncio.get_running_loop().create_task(_quietly(close))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-        return task
+    def _take(self) -> Wire | None:
+        """A kept connection, now busy. The last is the likeliest to be open still."""
+        idle = self._idle
+        while idle:
+            wire = idle.pop()
+            # In neither list while it is looked at: dropping it takes no place back.
+            if wire.idle_since_s + KEEPALIVE_EXPIRY_S > wire.loop.time() and wire.is_usable:
+                self._busy.add(wire)
+                return wire
+            wire.drop()
+        return None
+
+    async def _connected(self, connect_s: float) -> Wire:
+        """A new connection, busy from the start; on failure the place is back."""
+        wire = Wire(self, asyncio.get_running_loop())
+        self._busy.add(wire)
+        try:
+            if self._is_closed:
+                raise ConnectFailed(f"{self.name}: closed")
+            async with asyncio.timeout(connect_s):
+                await self._connect(lambda: wire)
+            if wire.is_dropped:
+                raise ConnectFailed(f"{self.name}: the connection was closed as soon as it was made")
+        except BaseException as error:
+            wire.drop()
+            if isinstance(error, TimeoutError):
+                raise ConnectTimedOut(f"no connection within {connect_s:g} s") from error
+            if isinstance(error, OSError):
+                raise _translated(error) from error
+            raise
+        return wire
+
+    def _expire_later(self) -> None:
+        """Come for the oldest idle connection in time. A timer that is set stays: at worst it comes in vain, once."""
+        if self._idle and not self._is_closed:
+            oldest = self._idle[0]
+            self._expiry = oldest.loop.call_at(oldest.idle_since_s + KEEPALIVE_EXPIRY_S, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        now_s = asyncio.get_running_loop().time()
+        for wire in [wire for wire in self._idle if wire.idle_since_s + KEEPALIVE_EXPIRY_S <= now_s]:
+            wire.drop()
+        self._expire_later()
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def _head(self, request: UpstreamRequest) -> bytes:
+        line = self._request_lines.get((request.method, request.path))
+        if line is None:
+            line = self._request_line(request.method, request.path)
+        lines = header_lines(request.headers)
+        body = request.body
+        if not body and request.method in ("GET", "HEAD"):
+            return b"%b%b%b\r\n" % (line, self._own_lines, lines)
+        return b"%b%b%bcontent-length: %d\r\n\r\n" % (line, self._own_lines, lines, len(body))
+
+    def _request_line(self, method: str, path: str) -> bytes:
+        target = quote(path.encode("utf-8", "surrogateescape"), safe=_PATH_SAFE)
+        if len(target) > _PATH_MAX_BYTES:
+            raise bad_request(f"the path has {len(target)} bytes; at most {_PATH_MAX_BYTES} can be forwarded")
+        if self._prefix.endswith("/v1") and target.startswith("/v1/"):
+            target = target.removeprefix("/v1")
+        line = f"{method} {self._prefix}{target} HTTP/1.1\r\n".encode()
+        if len(line) <= _LINE_MAX_BYTES and len(self._request_lines) < _LINES_MAX:
+            self._request_lines[method, path] = line
+        return line
 
 
-class _Wire:
-    """One connection: a transport of its own, because a shared pool of httpx forgets a connection, with its socket
-    open, when a request is cancelled right after connecting."""
+class _Address:
+    """Where an engine listens."""
 
-    __slots__ = ("_sockets", "idle_since_s", "transport")
+    def __init__(self, name: str, base_url: str) -> None:
+        """Raises: `ValueError`, which repeats nothing of a URL that may hold a password."""
+        self.path = ""
+        self.host_header = b"localhost"
+        self._socket_path = ""
+        self._host = ""
+        self._port = 0
+        self._is_tls = False
+        if base_url.startswith("unix://"):
+            self._socket_path = base_url.removeprefix("unix://")
+            return
+        try:
+            parts = urlsplit(base_url)
+            port = parts.port
+        except ValueError:
+            raise ValueError(f"{name}: the URL cannot be read") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{name}: the URL must start with http://, https:// or unix:// and name a host")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError(f"{name}: the URL must be a plain base; give credentials as api_key")
+        try:
+            self._host = parts.hostname.encode("idna").decode()
+        except UnicodeError:
+            raise ValueError(f"{name}: the URL must name a host") from None
+        self.path = quote(parts.path.rstrip("/"), safe=_PATH_SAFE)
+        self._is_tls = parts.scheme == "https"
+        self._port = port or (443 if self._is_tls else 80)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.host_header = (host if port is None else f"{host}:{port}").encode()
 
-    def __init__(self, transport: httpx.AsyncHTTPTransport) -> None:
-        self.transport = transport
-        self.idle_since_s = 0.0
-        #: What was connected and is not yet the transport's own: a TLS handshake may be cancelled in between.
-        self._sockets: list[Any] = []
-
-    async def trace(self, event: str, info: dict[str, Any]) -> None:
-        """httpx tells of its steps; all but a new socket is ignored."""
-        if event in ("connection.connect_tcp.complete", "connection.connect_unix_socket.complete"):
-            self._sockets = [info["return_value"]]
-
-    async def drop(self) -> None:
-        """Close the socket, in whatever state the exchange on it is."""
-        sockets, self._sockets = self._sockets, []
-        for socket in sockets:
-            await socket.aclose()
-        await self.transport.aclose()
-
-
-class HttpxResponse:
-    """`api.UpstreamResponse` over httpx. Holds one connection of its upstream until it is closed or read to its end."""
-
-    def __init__(
-        self,
-        upstream: HttpxUpstream,
-        raw: httpx.Response,
-        wire: _Wire,
-        deadline_s: float,
-        first_byte_s: float,
-        idle_s: float,
-    ) -> None:
-        self._upstream = upstream
-        self._raw = raw
-        self._wire = wire
-        self._status = raw.status_code
-        self._headers = response_headers(raw.headers.raw)
-        self._first_byte_deadline_s = deadline_s
-        self._first_byte_s = first_byte_s
-        self._idle_s = idle_s
-        self._is_read = False
-        self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def status(self) -> int:
-        return self._status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._headers
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body, once. A limit runs only while a byte is waited for: a slow reader is no silence.
-
-        Raises: `UpstreamLost`; `UpstreamTimeout`, with phase `first_byte` before the first byte of the body.
-        """
-        assert isinstance(self._raw.stream, httpx.AsyncByteStream)
-        body = self._raw.stream.__aiter__()
-        phase: Literal["first_byte", "idle"] = "first_byte"
-        deadline_s, limit_s = self._first_byte_deadline_s, self._first_byte_s
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    chunk = await body.__anext__()
-            except StopAsyncIteration:
-                break
-            except TimeoutError as error:
-                raise UpstreamTimeout(phase, limit_s) from error
-            except httpx.TransportError as error:
-                raise UpstreamLost(_text(error)) from error
-            yield chunk
-            phase, limit_s = "idle", self._idle_s
-            deadline_s = asyncio.get_running_loop().time() + limit_s
-        self._is_read = True
-        # The connection goes back now and not when the owner comes round to it.
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """See `api.UpstreamResponse`. Waits 2 s at most; where the caller is cancelled meanwhile, it closes all the
-        same."""
-        if self._closing is None:
-            self._closing = self._upstream.let_go(self._raw, self._wire, is_read=self._is_read)
-        await asyncio.wait({self._closing}, timeout=_CLOSE_WAIT_S)
+    async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> object:
+        """Names are looked up anew for each connection, so an engine may move."""
+        loop = asyncio.get_running_loop()
+        if self._socket_path:
+            return await loop.create_unix_connection(protocol, self._socket_path)
+        if self._is_tls:
+            return await loop.create_connection(
+                protocol, self._host, self._port, ssl=_tls(), server_hostname=self._host.rstrip(".")
+            )
+        return await loop.create_connection(protocol, self._host, self._port)
 
 
-async def _quietly(close: Coroutine[Any, Any, None]) -> None:
-    """A connection that cannot be closed properly is gone just the same."""
-    with suppress(httpx.HTTPError, OSError):
-        await close
+@cache
+def _tls() -> ssl.SSLContext:
+    """The system's authorities; loading them takes tens of milliseconds, so once, and not at all for plain HTTP."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
-def _base_url(name: str, base_url: str) -> tuple[httpx.URL, str | None]:
-    """The URL that paths are put behind, and the Unix socket where it is one."""
-    if base_url.startswith("unix://"):
-        return httpx.URL("http://localhost"), base_url.removeprefix("unix://")
-    try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL as error:
-        raise ValueError(f"{name}: the URL cannot be read: {error}") from error
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ValueError(f"{name}: the URL must start with http://, https:// or unix:// and name a host")
-    if url.userinfo or url.query or url.fragment:
-        raise ValueError(f"{name}: the URL must be a plain base; give credentials as api_key")
-    return url, None
-
-
-def _translated(error: httpx.TransportError) -> ConnectFailed | UpstreamLost:
-    """What went wrong before the status was here, in our words."""
-    if isinstance(error, httpx.ConnectTimeout):
-        return ConnectTimedOut(_text(error))
-    if isinstance(error, httpx.ConnectError | httpx.ProxyError | httpx.UnsupportedProtocol):
-        return ConnectFailed(_text(error))
-    return UpstreamLost(_text(error))
-
-
-def _text(error: httpx.TransportError) -> str:
-    """Names the exception: several of httpx's have an empty text."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _translated(error: OSError) -> ConnectFailed:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return SocketsExhausted(text) if error.errno in _NO_SOCKET else ConnectFailed(text)

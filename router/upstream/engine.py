@@ -19,9 +19,8 @@ from router.policy.lifecycle import (
     advance,
     new_lifecycle,
 )
-from router.upstream.api import ConnectFailed, Upstream
+from router.upstream.api import ConnectFailed, NoConnectionToGive, Upstream
 from router.upstream.behaviour import EngineBehaviour, behaviour_of
-from router.upstream.connection import ConnectionsBusy
 from router.upstream.scrape import EngineMetrics
 
 _UNKNOWN_BEHAVIOUR = behaviour_of("")
@@ -100,8 +99,8 @@ class Engine:
         self.see(LifecycleEvent.REQUEST_TIMEOUT)
 
     def note_connect_failed(self, error: ConnectFailed | None = None) -> None:
-        """No connection for a request. `ConnectionsBusy` is our own limit and says nothing about the engine."""
-        if not isinstance(error, ConnectionsBusy):
+        """No connection for a request. `NoConnectionToGive` is a limit of our own and says nothing about the engine."""
+        if not isinstance(error, NoConnectionToGive):
             self.attention.set()
             self.see(LifecycleEvent.CONNECT_FAILED)
 

@@ -20,9 +20,15 @@ import msgspec
 
 from router.clock import Clock
 from router.policy.lifecycle import EngineState, LifecycleEvent
-from router.upstream.api import ConnectFailed, UpstreamError, UpstreamRequest, UpstreamTimeout
+from router.upstream.api import (
+    ConnectFailed,
+    ConnectTimedOut,
+    NoConnectionToGive,
+    UpstreamError,
+    UpstreamRequest,
+    UpstreamTimeout,
+)
 from router.upstream.behaviour import is_shutting_down
-from router.upstream.connection import ConnectionsBusy, ConnectTimedOut
 from router.upstream.engine import Engine
 from router.upstream.scrape import PAGE_MAX_BYTES, parse_metrics
 from router.upstream.sse import FirstEvent, body_kind
@@ -131,7 +137,7 @@ class EngineMonitor:
     async def _probe_health(self) -> tuple[LifecycleEvent, str]:
         try:
             status, _ = await self._call("GET", "/health", self._times.health_s, _SMALL_BODY_BYTES)
-        except ConnectionsBusy:
+        except NoConnectionToGive:
             return LifecycleEvent.PROBE_SLOW, ""
         except ConnectTimedOut:
             return LifecycleEvent.PROBE_UNREACHABLE, "no connection: unreachable"
@@ -177,7 +183,7 @@ class EngineMonitor:
             failure = await self._work_failure()
         except UpstreamTimeout:
             failure = f"it gave no token within {self._times.work_s:g} s when asked for one"
-        except (_Full, ConnectionsBusy):
+        except (_Full, NoConnectionToGive):
             self._work_at_s = self._clock.now_s() + self._times.work_pause_max_s
             return
         except UpstreamError as error:
@@ -239,7 +245,7 @@ class EngineMonitor:
         self, method: str, path: str, limit_s: float, limit_bytes: int, body: bytes = b""
     ) -> tuple[int, bytes]:
         """One bounded exchange: at most `limit_s` in all; a body longer than `limit_bytes` is cut there."""
-        headers = (("content-type", "application/json"),) if body else ()
+        headers = ((b"content-type", b"application/json"),) if body else ()
         request = UpstreamRequest(method, path, headers, body)
         connect_s = min(self._times.connect_s, limit_s)
         try:
@@ -249,12 +255,10 @@ class EngineMonitor:
                 )
                 try:
                     answer = bytearray()
-                    async for chunk in response.chunks():
+                    while len(answer) < limit_bytes and (chunk := await response.read()):
                         answer += chunk
-                        if len(answer) >= limit_bytes:
-                            break
                 finally:
-                    await response.aclose()
+                    response.close()
         except TimeoutError as error:
             raise UpstreamTimeout("first_byte", limit_s) from error
         return response.status, bytes(answer[:limit_bytes])

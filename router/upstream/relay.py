@@ -6,24 +6,31 @@ second. When to relay is never decided here.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 
 import msgspec
 
 from router.clock import Clock
 from router.config.model import RelayConfig
 from router.policy.breaker import Breaker, Ending, Permit
-from router.upstream.api import ConnectFailed, UpstreamError, UpstreamRequest, UpstreamResponse
-from router.upstream.connection import ConnectionsBusy, HttpxUpstream
+from router.upstream.api import (
+    ConnectFailed,
+    Headers,
+    NoConnectionToGive,
+    UpstreamError,
+    UpstreamRequest,
+    UpstreamResponse,
+)
+from router.upstream.headers import first
+from router.upstream.httpx_call import HttpxUpstream
 
 #: Ids of the routers that have relayed a request, oldest first, with commas between.
 HOP_HEADER = "x-router-hop"
 
 CONNECTIONS_MAX = 256
 
-_SENT = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type", "openai-beta"})
-_RETURNED = frozenset({"cache-control", "content-encoding", "content-length", "content-type", "retry-after"})
+_HOP_HEADER = HOP_HEADER.encode()
+_SENT = frozenset({b"accept", b"anthropic-beta", b"anthropic-version", b"content-type", b"openai-beta"})
+_RETURNED = frozenset({b"cache-control", b"content-encoding", b"content-length", b"content-type", b"retry-after"})
 #: Refusals that are no client's mistake: our key, our spending, our rate.
 _OURS = frozenset({401, 402, 403, 429})
 #: How much of a refusal is read to see what was refused, and for how long.
@@ -106,7 +113,7 @@ class Relay:
         call = _Call(self._breaker, permit, self._clock)
         try:
             response = await self._open(request, connect_s, first_byte_s, idle_s)
-        except ConnectionsBusy:
+        except NoConnectionToGive:
             call.end(Ending.IGNORED)
             raise
         except UpstreamError:
@@ -127,10 +134,10 @@ class Relay:
     async def _open(
         self, request: UpstreamRequest, connect_s: float, first_byte_s: float, idle_s: float
     ) -> UpstreamResponse:
-        request = replace(request, headers=self._headers(request))
+        request = msgspec.structs.replace(request, headers=self._headers(request))
         has_options = b'"stream_options"' in request.body
         if has_options and self._refuses_stream_options:
-            request = replace(request, body=_without_stream_options(request.body))
+            request = msgspec.structs.replace(request, body=_without_stream_options(request.body))
             has_options = False
         response: UpstreamResponse = await self._upstream.open(
             request, connect_s=connect_s, first_byte_s=first_byte_s, idle_s=idle_s
@@ -139,16 +146,16 @@ class Relay:
             return response
         refusal = await _read(response, _REFUSAL_MAX_BYTES)
         if b"stream_options" not in refusal:
-            headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+            headers = [pair for pair in response.headers if pair[0] != b"content-length"]
             return _Read(response.status, headers, refusal)
         self._refuses_stream_options = True
-        request = replace(request, body=_without_stream_options(request.body))
+        request = msgspec.structs.replace(request, body=_without_stream_options(request.body))
         return await self._upstream.open(request, connect_s=connect_s, first_byte_s=first_byte_s, idle_s=idle_s)
 
-    def _headers(self, request: UpstreamRequest) -> tuple[tuple[str, str], ...]:
-        hops = [value for name, value in request.headers if name == HOP_HEADER]
-        safe = [(name, value) for name, value in request.headers if name in _SENT]
-        return (*safe, (HOP_HEADER, ", ".join([*hops, self._router_id])))
+    def _headers(self, request: UpstreamRequest) -> Headers:
+        hops = [value for name, value in request.headers if name == _HOP_HEADER]
+        safe = [pair for pair in request.headers if pair[0] in _SENT]
+        return (*safe, (_HOP_HEADER, b", ".join([*hops, self._router_id.encode()])))
 
 
 class RelayResponse:
@@ -160,35 +167,29 @@ class RelayResponse:
     def __init__(self, inner: UpstreamResponse, call: "_Call") -> None:
         self._inner = inner
         self._call = call
-        self._headers = {name: value for name, value in inner.headers.items() if name in _RETURNED}
         self._is_begun = False
+        self.status = inner.status
+        self.headers = [pair for pair in inner.headers if pair[0] in _RETURNED]
 
-    @property
-    def status(self) -> int:
-        return self._inner.status
+    def header(self, name: bytes) -> bytes | None:
+        return first(self.headers, name)
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._headers
-
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def read(self) -> bytes:
         """See `api.UpstreamResponse`."""
         try:
-            async for chunk in self._inner.chunks():
-                if not self._is_begun:
-                    self._is_begun = True
-                    if self._call.is_trial:
-                        self._call.end(Ending.SUCCESS)
-                yield chunk
+            chunk = await self._inner.read()
         except UpstreamError:
             self._call.end(Ending.FAILURE)
             raise
-        self._call.end(Ending.SUCCESS)
+        is_first, self._is_begun = not self._is_begun, True
+        if not chunk or (is_first and self._call.is_trial):
+            self._call.end(Ending.SUCCESS)
+        return chunk
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """See `api.UpstreamResponse`. A call that is left before its first byte proves nothing."""
         self._call.end(Ending.SUCCESS if self._is_begun else Ending.IGNORED)
-        await self._inner.aclose()
+        self._inner.close()
 
 
 class _Call:
@@ -212,17 +213,20 @@ class _Call:
 class _Read:
     """An answer whose body was read already."""
 
-    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def __init__(self, status: int, headers: Headers, body: bytes) -> None:
         self.status = status
         self.headers = headers
         self._body = body
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        yield self._body
+    def header(self, name: bytes) -> bytes | None:
+        return first(self.headers, name)
 
-    async def aclose(self) -> None:
+    async def read(self) -> bytes:
+        body, self._body = self._body, b""
+        return body
+
+    def close(self) -> None:
         """The connection went back when the body was read."""
-        await asyncio.sleep(0)
 
 
 async def _read(response: UpstreamResponse, limit_bytes: int) -> bytes:
@@ -230,14 +234,12 @@ async def _read(response: UpstreamResponse, limit_bytes: int) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(_REFUSAL_S):
-            async for chunk in response.chunks():
+            while len(body) < limit_bytes and (chunk := await response.read()):
                 body += chunk
-                if len(body) >= limit_bytes:
-                    break
     except TimeoutError:
         pass
     finally:
-        await response.aclose()
+        response.close()
     return bytes(body[:limit_bytes])
 
 

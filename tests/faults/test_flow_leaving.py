@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from router.flow.answer import Answer
 from router.flow.gate import PlaceRequest
 from router.flow.job import Job
 from router.policy.demand import RequestClass
@@ -28,8 +27,8 @@ async def gone(task: asyncio.Task[Any]) -> None:
 
 
 async def read_for_ever(stack: Stack, job: Job, record: RequestRecord) -> None:
-    async with await stack.flow.send(job, record) as answered:
-        async for _ in answered.body():
+    with await stack.flow.send(job, record) as answered:
+        while await answered.read():
             pass
 
 
@@ -140,9 +139,9 @@ def test_a_crowd_of_clients_that_read_a_little_and_leave_takes_nothing_along() -
         async with fresh(chat={"c": SLOW}, chat_settings={"hold_ratio": 5.0}, borrow=False) as stack:
 
             async def client(events: int) -> None:
-                async with await stack.flow.send(stack.job(body=STREAM), stack.record()) as answered:
+                with await stack.flow.send(stack.job(body=STREAM), stack.record()) as answered:
                     seen = 0
-                    async for part in answered.body():
+                    while part := await answered.read():
                         seen += part.count(b"data:")
                         if seen >= events:
                             return
@@ -163,14 +162,9 @@ def test_an_answer_that_is_closed_twice_gives_back_once() -> None:
             other = await stack.flow.send(stack.job(body=STREAM), stack.record())
 
             for _ in range(2):
-                await one.aclose()
+                one.close()
 
             assert stack.committed_tokens == 100
-            await _closed(other)
+            other.close()
 
     run(test())
-
-
-async def _closed(answered: Answer) -> None:
-    async with answered:
-        pass

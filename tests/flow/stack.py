@@ -41,8 +41,9 @@ from router.sim.faults import FaultKind, FaultRule, Faults
 from router.sim.options import SimServerOptions
 from router.sim.relay import relay_options
 from router.sim.server import RunningSim, running
-from router.upstream.connection import HttpxUpstream
+from router.upstream.connection import EngineUpstream
 from router.upstream.engine import Engine
+from router.upstream.httpx_call import HttpxUpstream
 from router.upstream.relay import Relay
 from tests.upstream.fakes import RawServer, Script
 
@@ -169,7 +170,7 @@ class Stack:
         return Job(
             place_id=f"p-{self.ids}",
             request=request,
-            headers=(("content-type", "application/json"),),
+            headers=((b"content-type", b"application/json"),),
             request_class=request_class,
             demand=demand or Demand(tokens - 4, tokens - 4, 4),
             **fields,
@@ -183,8 +184,8 @@ class Stack:
     async def send(self, job: Job, record: RequestRecord | None = None) -> tuple[Answer, bytes]:
         """The whole answer, closed, and the bytes that the client got."""
         answer = await self.flow.send(job, record or self.record())
-        async with answer:
-            return answer, b"".join([piece async for piece in answer.body()])
+        with answer:
+            return answer, await rest_of(answer)
 
     def all_serve(self) -> None:
         """Every engine gives tokens again, whatever was seen of it."""
@@ -208,8 +209,8 @@ class Stack:
     @property
     def busy_sockets(self) -> int:
         upstreams = [engine.upstream for engine in self.engines.values()] + [relay._upstream for relay in self.relays]
-        assert all(isinstance(upstream, HttpxUpstream) for upstream in upstreams)
-        return sum(len(upstream._busy) for upstream in upstreams if isinstance(upstream, HttpxUpstream))
+        assert all(isinstance(upstream, EngineUpstream | HttpxUpstream) for upstream in upstreams)
+        return sum(len(u._busy) for u in upstreams if isinstance(u, EngineUpstream | HttpxUpstream))
 
     def attempts(self) -> dict[tuple[str, str], float]:
         """Tries so far, by target and result."""
@@ -328,7 +329,7 @@ async def fresh(**options: Any) -> AsyncIterator[Stack]:
 
 
 def _engine(name: str, url: str, clock: Clock) -> Engine:
-    return Engine(EngineConfig(name, url, None, None, None), HttpxUpstream(name, url, api_key=None), clock)
+    return Engine(EngineConfig(name, url, None, None, None), EngineUpstream(name, url, api_key=None), clock)
 
 
 def _gate(config: ModelConfig, capacity_tokens: int, clock: Clock) -> Gate:
@@ -353,6 +354,14 @@ def _gate(config: ModelConfig, capacity_tokens: int, clock: Clock) -> Gate:
         dict.fromkeys(limits, capacity_tokens),
     )
     return Gate(admission, clock, rng=random.Random(1))
+
+
+async def rest_of(answer: Answer) -> bytes:
+    """What the client still gets of it."""
+    parts: list[bytes] = []
+    while part := await answer.read():
+        parts.append(part)
+    return b"".join(parts)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from router.upstream.api import UpstreamResponse
+
 T = TypeVar("T")
 
 #: A bound on a hung test, not a measurement.
@@ -20,6 +22,22 @@ def run(test: Coroutine[Any, Any, T]) -> T:
             return await test
 
     return asyncio.run(bounded())
+
+
+async def rest_of(response: UpstreamResponse) -> bytes:
+    """The body from here to its end."""
+    parts: list[bytes] = []
+    while part := await response.read():
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def read(response: UpstreamResponse) -> bytes:
+    """The whole body; the response is closed afterwards."""
+    try:
+        return await rest_of(response)
+    finally:
+        response.close()
 
 
 @dataclass

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from router.clock import SystemClock
 from router.config.model import EngineConfig
 from router.policy.lifecycle import EngineState, LifecycleRules
-from router.upstream.api import ConnectFailed
-from router.upstream.connection import ConnectionsBusy, HttpxUpstream
+from router.upstream.api import ConnectFailed, ConnectionsBusy
+from router.upstream.connection import EngineUpstream
 from router.upstream.engine import Engine, EngineStatus
 from router.upstream.health import EngineMonitor, ProbeTimes
 
@@ -53,7 +53,7 @@ async def watched(
     capacity_tokens: int | None = None,
 ) -> AsyncIterator[Watched]:
     clock = SystemClock()
-    upstream = HttpxUpstream("e", url, api_key=None)
+    upstream = EngineUpstream("e", url, api_key=None)
     config = EngineConfig("e", url, None, capacity_tokens, None)
     it = Watched(Engine(config, upstream, clock, rules), asyncio.Condition())
     news = asyncio.Event()
@@ -310,7 +310,7 @@ def test_a_full_engine_that_refuses_the_probe_stays_in() -> None:
 def test_an_engine_that_loses_what_it_is_sent_goes_down_without_a_probe() -> None:
     clock = SystemClock()
     engine = Engine(
-        EngineConfig("e", "http://x", None, None, None), HttpxUpstream("e", "http://x", api_key=None), clock
+        EngineConfig("e", "http://x", None, None, None), EngineUpstream("e", "http://x", api_key=None), clock
     )
     changes: list[EngineState] = []
     engine.watch(lambda it: changes.append(it.status.state))

@@ -1,0 +1,424 @@
+"""One connection to an engine and the answer that is coming over it.
+
+Rules of this file:
+- One request at a time. A connection is used again only if the answer came whole, framed by its length or in chunks,
+  the request was sent whole, and not a byte came that nobody asked for. In any other case it is aborted, at once: that
+  is how an engine hears that nobody listens any more.
+- What the other side sends is bounded: bytes that are not of a body (heads, trailers, chunk extensions) by
+  `BARREN_MAX_BYTES`, the body that nobody has read yet by `UNREAD_MAX_BYTES` and one read of the socket more, after
+  which the socket itself is not read and TCP holds the engine back.
+- Bytes of a body pass undecoded. An answer whose framing is in doubt is no answer (RFC 9112, 6.3).
+- Time is kept by one alarm for each connection, which is set again only when it rings or would ring too late: in steady
+  traffic no timer is made or cancelled for a request.
+
+It must never know which connections there are, nor what a request or an answer means.
+"""
+
+import asyncio
+import math
+import select
+import socket
+from typing import Literal, Protocol, cast
+
+import httptools
+
+from router.upstream.api import Headers, UpstreamError, UpstreamLost, UpstreamTimeout
+from router.upstream.headers import NEVER_RETURNED, first, named_in_connection
+
+#: Precedent: nginx refuses heads of 4 to 32 kB by default, httpx of 100 kB.
+BARREN_MAX_BYTES = 64 << 10
+UNREAD_MAX_BYTES = 256 << 10
+#: Bodies up to here go out with their head in one write.
+JOINED_MAX_BYTES = 64 << 10
+#: Larger ones in pieces of this size, the next when the one before has left this process.
+_PIECE_BYTES = 256 << 10
+#: How much too early a loop may call a timer: uvloop counts whole milliseconds.
+_ALARM_SLACK_S = 0.001
+
+_PLAIN_CONNECTION = frozenset({b"keep-alive", b"close"})
+
+
+class WireOwner(Protocol):
+    """Who is told, once each, what becomes of a connection that is in use or idle."""
+
+    def keep(self, wire: "Wire") -> None:
+        """The answer is whole; the connection can take another request."""
+
+    def forget(self, wire: "Wire") -> None:
+        """The connection is gone."""
+
+
+class WireResponse:
+    """`api.UpstreamResponse` over a `Wire`.
+
+    The fields without a docstring in `api.UpstreamResponse` are the wire's to set.
+    """
+
+    __slots__ = (
+        "_deadline_s",
+        "_first_byte_s",
+        "_idle_s",
+        "error",
+        "headers",
+        "is_whole",
+        "pieces",
+        "status",
+        "waiter",
+        "wire",
+    )
+
+    def __init__(self, wire: "Wire", deadline_s: float, first_byte_s: float, idle_s: float) -> None:
+        """`deadline_s`: when `first_byte_s` is over, on the loop's clock."""
+        #: 0 until the head is here.
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        #: Of the body, not yet read.
+        self.pieces: list[bytes] = []
+        self.is_whole = False
+        self.error: UpstreamError | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        #: None once nothing more can come.
+        self.wire: Wire | None = wire
+        #: When the first byte of the body is late; infinite once it was read.
+        self._deadline_s = deadline_s
+        self._first_byte_s = first_byte_s
+        self._idle_s = idle_s
+
+    def header(self, name: bytes) -> bytes | None:
+        return first(self.headers, name)
+
+    async def read(self) -> bytes:
+        pieces = self.pieces
+        while not pieces:
+            if self.is_whole:
+                return b""
+            await self.news()
+        self._deadline_s = math.inf
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if self.wire is not None:
+            self.wire.was_read()
+        return body
+
+    async def news(self) -> None:
+        """Wait until something has come, or a part of a large request has left. Raises what `read` raises."""
+        wire = self.wire
+        if wire is None:
+            assert self.error is not None, "an answer without a connection is whole or has failed"
+            raise self.error
+        loop = wire.loop
+        self.waiter = waiter = loop.create_future()
+        deadline_s = self._deadline_s
+        wire.wait_until(loop.time() + self._idle_s if deadline_s == math.inf else deadline_s)
+        try:
+            await waiter
+        finally:
+            self.waiter = None
+            wire.deadline_s = math.inf
+        if self.error is not None and not self.pieces:
+            raise self.error
+
+    def close(self) -> None:
+        if self.pieces or self.wire is not None:
+            self.pieces.clear()
+            self.is_whole = False
+            self.fail(UpstreamLost("the answer was closed before its end"))
+
+    def fail(self, error: UpstreamError) -> None:
+        """Nothing more comes; what is here can still be read."""
+        self.error = error
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.drop()
+        self.wake()
+
+    def wake(self) -> None:
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def late(self) -> UpstreamTimeout:
+        """The error for the limit that has passed."""
+        phase: Literal["first_byte", "idle"] = "idle" if self._deadline_s == math.inf else "first_byte"
+        return UpstreamTimeout(phase, self._idle_s if phase == "idle" else self._first_byte_s)
+
+
+class Wire(asyncio.Protocol):
+    """A connection; made before it is connected. Given to whoever owns it when connected, to be asked one request after
+    the other."""
+
+    __slots__ = (
+        "_alarm",
+        "_alarm_at_s",
+        "_barren_bytes",
+        "_is_at_end",
+        "_is_chunked",
+        "_is_head_only",
+        "_is_in_head",
+        "_is_paused",
+        "_is_sending",
+        "_may_stay",
+        "_named",
+        "_owner",
+        "_parser",
+        "_poll",
+        "_response",
+        "_transport",
+        "_unread_bytes",
+        "_writes_wait",
+        "deadline_s",
+        "idle_since_s",
+        "is_dropped",
+        "loop",
+    )
+
+    def __init__(self, owner: WireOwner, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.idle_since_s = 0.0
+        #: When the wait under way is over; infinite while nobody waits.
+        self.deadline_s = math.inf
+        self.is_dropped = False
+        self._owner = owner
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._poll: select.poll | None = None
+        self._response: WireResponse | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at_s = math.inf
+        #: Since the last byte that was of a body or ended a head.
+        self._barren_bytes = 0
+        self._unread_bytes = 0
+        self._is_paused = False
+        self._is_sending = False
+        self._writes_wait = False
+        self._forget_answer(is_head_only=False)
+
+    def _forget_answer(self, *, is_head_only: bool) -> None:
+        self._is_in_head = True
+        self._is_at_end = False
+        self._is_chunked = False
+        self._is_head_only = is_head_only
+        self._may_stay = False
+        self._named: bytes | None = None
+
+    # -- for the owner ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the idle connection is still what it was. A close by the other side that the loop has not told of yet
+        lies in the socket, and so do bytes that nobody asked for."""
+        return not self.is_dropped and (self._poll is None or not self._poll.poll(0))
+
+    def ask(self, *, is_head_only: bool, first_byte_s: float, idle_s: float) -> WireResponse:
+        """Begin a request, which `send` writes. Its first-byte limit runs from here."""
+        assert self._response is None, "one request at a time"
+        self._forget_answer(is_head_only=is_head_only)
+        self._barren_bytes = self._unread_bytes = 0
+        self._response = response = WireResponse(self, self.loop.time() + first_byte_s, first_byte_s, idle_s)
+        return response
+
+    def send(self, data: bytes) -> None:
+        """Write a whole request."""
+        assert self._transport is not None
+        self._transport.write(data)
+
+    async def send_large(self, response: WireResponse, head: bytes, body: bytes) -> None:
+        """Write a request whose body is large, at the pace of the other side. Returns early where it answers before it
+        has read everything: the answer counts, and the connection is then of no more use.
+
+        Raises: what `UpstreamResponse.read` raises.
+        """
+        assert self._transport is not None
+        self._is_sending = True
+        self._transport.write(head)
+        view = memoryview(body)
+        for at in range(0, len(body), _PIECE_BYTES):
+            while self._writes_wait and not response.status:
+                await response.news()
+            if response.status or response.wire is None:
+                return
+            self._transport.write(view[at : at + _PIECE_BYTES])
+        self._is_sending = False
+
+    def drop(self) -> None:
+        """Abort the connection, in whatever state it is. Idempotent."""
+        if self.is_dropped:
+            return
+        self.is_dropped = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        response, self._response = self._response, None
+        self._owner.forget(self)
+        if response is not None and response.wire is not None:
+            response.fail(UpstreamLost("the connection was closed on our side"))
+
+    # -- for the answer ---------------------------------------------------------------------------------------------
+
+    def wait_until(self, deadline_s: float) -> None:
+        """The answer is late at `deadline_s`, unless that is set to infinity before."""
+        self.deadline_s = deadline_s
+        if deadline_s < self._alarm_at_s:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at_s = deadline_s
+            self._alarm = self.loop.call_at(deadline_s, self._ring)
+
+    def was_read(self) -> None:
+        """All that had come was read."""
+        self._unread_bytes = 0
+        if self._is_paused:
+            self._is_paused = False
+            assert self._transport is not None
+            self._transport.resume_reading()
+
+    def _ring(self) -> None:
+        self._alarm, self._alarm_at_s = None, math.inf
+        if self.deadline_s == math.inf:
+            return
+        if self.deadline_s > self.loop.time() + _ALARM_SLACK_S:
+            self.wait_until(self.deadline_s)
+        elif self._response is not None:
+            self._response.fail(self._response.late())
+
+    # -- asyncio.Protocol -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self.is_dropped:
+            self._transport.abort()
+            return
+        its_socket = transport.get_extra_info("socket")
+        if its_socket is not None:
+            if its_socket.family != socket.AF_UNIX:
+                its_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._poll = select.poll()
+            self._poll.register(its_socket.fileno(), select.POLLIN)
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if response is None:
+            # Nobody asked.
+            self.drop()
+            return
+        self._barren_bytes += len(data)
+        self._unread_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            refusal = error.__context__ or error
+            if not isinstance(refusal, httptools.HttpParserError | httptools.HttpParserUpgrade):
+                raise
+            self._may_stay = False
+            if not self._is_at_end:
+                response.fail(UpstreamLost(f"no answer in HTTP/1.1: {refusal}"))
+                return
+        if self._is_at_end:
+            self._end(response)
+        elif self._barren_bytes > BARREN_MAX_BYTES:
+            response.fail(UpstreamLost(f"more than {BARREN_MAX_BYTES:,} bytes of head, trailers or chunk extensions"))
+        elif response.waiter is not None:
+            if response.pieces:
+                response.wake()
+        elif self._unread_bytes > UNREAD_MAX_BYTES and not self._is_paused:
+            self._is_paused = True
+            assert self._transport is not None
+            self._transport.pause_reading()
+
+    def eof_received(self) -> None:
+        self._closed(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed(exc)
+
+    def pause_writing(self) -> None:
+        self._writes_wait = True
+
+    def resume_writing(self) -> None:
+        self._writes_wait = False
+        if self._is_sending and self._response is not None:
+            self._response.wake()
+
+    def _closed(self, exc: Exception | None) -> None:
+        response = self._response
+        if response is not None:
+            if response.status and exc is None and self._ends_by_closing(response.headers):
+                self._may_stay = False
+                self._end(response)
+                return
+            when = "amid its answer" if response.status else "before it answered"
+            why = "" if exc is None else f" ({type(exc).__name__}: {exc})"
+            response.fail(UpstreamLost(f"the other side closed the connection {when}{why}"))
+        self.drop()
+
+    def _ends_by_closing(self, headers: Headers) -> bool:
+        """Whether the end of the connection is the end of the body (RFC 9112, 6.3, case 8)."""
+        return not self._is_chunked and first(headers, b"content-length") is None
+
+    def _end(self, response: WireResponse) -> None:
+        """The answer is whole."""
+        if self._is_head_only:
+            # The parser cannot be told that a length without a body is right; what it took for one is none.
+            response.pieces.clear()
+            self._may_stay = False
+        assert self._transport is not None
+        self._response = None
+        response.is_whole = True
+        response.wire = None
+        if not self._may_stay or self._is_sending or self._transport.get_write_buffer_size():
+            self.drop()
+        else:
+            if self._is_paused:
+                self.was_read()
+            self._owner.keep(self)
+        response.wake()
+
+    # -- httptools --------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._is_at_end:
+            raise httptools.HttpParserError("bytes after the end of the answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_in_head:
+            return  # a trailer
+        assert self._response is not None
+        name = name.lower()
+        if name not in NEVER_RETURNED:
+            self._response.headers.append((name, value))
+        elif name == b"transfer-encoding":
+            if self._is_chunked or value.strip().lower() != b"chunked":
+                raise httptools.HttpParserError("a transfer coding that is not chunked")
+            self._is_chunked = True
+        elif name == b"connection" and value.lower() not in _PLAIN_CONNECTION:
+            self._named = value if self._named is None else self._named + b"," + value
+
+    def on_headers_complete(self) -> None:
+        response = self._response
+        assert response is not None
+        status: int = self._parser.get_status_code()
+        if status < 200:
+            if status == 101:
+                raise httptools.HttpParserError("it switched to a protocol that nobody asked for")
+            response.headers.clear()
+            self._is_chunked, self._named = False, None
+            return
+        self._is_in_head = False
+        self._barren_bytes = 0
+        self._may_stay = self._parser.should_keep_alive()
+        if self._named is not None:
+            named = named_in_connection((self._named,))
+            response.headers = [pair for pair in response.headers if pair[0] not in named]
+        response.status = status
+        if self._is_head_only:
+            self._is_at_end = True
+        response.wake()
+
+    def on_body(self, data: bytes) -> None:
+        self._barren_bytes = 0
+        assert self._response is not None
+        self._response.pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        self._is_at_end = not self._is_in_head
