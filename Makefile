@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 # Extra arguments for the tests: make test ARGS="tests/policy -x"
 ARGS ?=
 
-.PHONY: help venv demo test check format test-faults test-engine bench lock clean
+.PHONY: help venv demo test check format test-faults test-bench test-engine bench bench-overhead bench-failover bench-soak bench-nginx lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,7 +34,7 @@ demo: $(STAMP)  ## Run two simulated engines, a relay and the router, with a liv
 	$(BIN)/router demo $(ARGS)
 
 test: $(STAMP)  ## Run the tests that need no real engine (about two minutes)
-	$(BIN)/python -m pytest --ignore=tests/engine --ignore=tests/faults $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/engine --ignore=tests/faults --ignore=tests/bench $(ARGS)
 
 check: $(STAMP)  ## Formatting, lint, types and import rules
 	$(BIN)/ruff format --check .
@@ -49,11 +49,26 @@ format: $(STAMP)  ## Format the code and mend what the linter can mend
 test-faults: $(STAMP)  ## Cancel, kill and lose things at every step, and look that all comes back
 	$(BIN)/python -m pytest tests/faults $(ARGS)
 
+test-bench: $(STAMP)  ## Run the tests of the bench scripts (they need a C compiler and nginx)
+	$(BIN)/python -m pytest tests/bench $(ARGS)
+
 test-engine: $(STAMP)  ## Run the tests against real vLLM servers on this machine's CPU (Linux, Python 3.11, 12 GiB)
 	tests/engine/run.sh $(BIN)/python $(ARGS)
 
 bench: $(STAMP)  ## Measure the demo stack: open-loop arrivals, latency percentiles for each class
 	$(BIN)/router bench --mix chat:0.9,batch:0.1 $(ARGS)
+
+bench-overhead: $(STAMP)  ## Measure what the router costs beside vllm-router and nginx (about two minutes)
+	$(BIN)/python bench/overhead.py --profile $(ARGS)
+
+bench-failover: $(STAMP)  ## Measure what clients see of an engine that fails, stalls or is gone, and of leaving
+	$(BIN)/python bench/failover.py --peers $(ARGS)
+
+bench-soak: $(STAMP)  ## Hold 1,000 streams for ten minutes beside long prompts; watch memory and stalls
+	$(BIN)/python bench/soak_self.py --check $(ARGS)
+
+bench-nginx: $(STAMP)  ## Look whether the first token passes a default nginx at once
+	$(BIN)/python bench/nginx_first_token.py --check $(ARGS)
 
 lock:  ## Resolve the newest versions that pyproject.toml allows and write constraints.txt
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
