@@ -8,7 +8,7 @@ from router.config.keys import KeyRing
 from router.config.model import KeyConfig
 
 
-def _key(name, secret):
+def key_of(name, secret):
     return KeyConfig(
         name=name,
         digest=hashlib.sha256(secret.encode()).digest(),
@@ -21,7 +21,7 @@ def _key(name, secret):
 
 
 def test_a_presented_key_is_found_and_no_other():
-    web, nightly = _key("web", "sk-web"), _key("nightly", "schlüssel")
+    web, nightly = key_of("web", "sk-web"), key_of("nightly", "schlüssel")
 
     ring = KeyRing([web, nightly])
 
@@ -32,11 +32,11 @@ def test_a_presented_key_is_found_and_no_other():
 
 @pytest.mark.parametrize("presented", [b"", b"sk-we", b"sk-web ", b"SK-WEB", b"\xff", b"\x00", b"x" * 100_000])
 def test_anything_else_opens_nothing(presented):
-    assert KeyRing([_key("web", "sk-web")]).find(presented) is None
+    assert KeyRing([key_of("web", "sk-web")]).find(presented) is None
 
 
 def test_the_key_of_an_empty_text_opens_nothing():
-    assert KeyRing([_key("bad", "")]).find(b"") is None
+    assert KeyRing([key_of("bad", "")]).find(b"") is None
 
 
 def test_a_ring_without_keys_is_open_and_finds_nobody():

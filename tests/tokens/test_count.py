@@ -6,15 +6,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import pytest
 
 from router.config.model import TokenizerConfig
 from router.policy.demand import RequestClass
 from router.request import ChatPrompt, Count, OpaquePrompt, Prompt, TextPrompts, TokenPrompts
+from router.tokens.api import Unsettled
 from router.tokens.calibration import WARM_UPDATES
-from router.tokens.count import FAR_MIN_BYTES, Counter, build_counter
+from router.tokens.count import FAR_MIN_BYTES, SHORT_MAX_BYTES, Counter, build_counter
 from router.tokens.limits import TextSize, byte_bpe_limits
-from router.tokens.offload import Missed
+from router.tokens.offload import THREADS, Missed
 from router.tokens.overhead import ChatOverhead
 from tests.tokens.model_folder import loaded_model
 from tests.tokens.varied_chats import chat_prompt, varied_chats
@@ -97,6 +99,70 @@ def test_the_tokenizer_runs_where_a_decision_lies_between_them(decision: int) ->
     count = _count(Counter(StubTokenizer(), _config()), _said("word " * 10), [decision, 4096])
 
     assert count == Count(10, 10, 10, 10, 1, exact=True, method="exact", text_bytes=82)
+
+
+def test_what_the_bounds_settle_is_settled_at_once_and_the_rest_left_open() -> None:
+    counter = Counter(StubTokenizer(), _config())
+
+    settled = counter.settle(_said("word " * 10), decision_tokens=[4096], request_class=RequestClass.CHAT)
+    open_one = counter.settle(_said("word " * 10), decision_tokens=[20], request_class=RequestClass.CHAT)
+
+    assert isinstance(settled, Count)
+    assert isinstance(open_one, Unsettled)
+    assert open_one.bounds.lower_tokens <= 10 <= open_one.bounds.upper_tokens
+
+
+@pytest.mark.parametrize("decisions", [[-5], [0], [-5, 4096]])
+def test_decisions_below_any_length_leave_nothing_open(decisions: list[int]) -> None:
+    count = _count(Counter(StubTokenizer(), _config()), _said("word " * 10), decisions)
+
+    assert not count.exact
+
+
+def test_a_short_prompt_does_not_wait_behind_long_ones() -> None:
+    gate = threading.Event()
+
+    class Stuck(StubTokenizer):
+        def count(self, text: str, *, add_special_tokens: bool) -> int:
+            if len(text) > SHORT_MAX_BYTES:
+                gate.wait()
+            return super().count(text, add_special_tokens=add_special_tokens)
+
+    async def use(it: Counter) -> tuple[Count, list[Count]]:
+        long = _said("word " * SHORT_MAX_BYTES)
+        waiting = [
+            asyncio.ensure_future(it.count(long, decision_tokens=(), request_class=None)) for _ in range(2 * THREADS)
+        ]
+        await asyncio.sleep(0)
+        short = await it.count(_said("word"), decision_tokens=(), request_class=None)
+        gate.set()
+        return short, await asyncio.gather(*waiting)
+
+    try:
+        short, long = _with(Counter(Stuck(), _config(exact="always")), use)
+    finally:
+        gate.set()
+
+    assert (short.prompt_tokens, short.exact) == (1, True)
+    assert {count.prompt_tokens for count in long} == {SHORT_MAX_BYTES}
+
+
+def test_tools_that_are_still_json_are_counted_like_the_objects_they_hold(model_folders: dict[str, Path]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "é": "ü"}}}]
+    json = msgspec.Raw(msgspec.json.encode(tools))
+
+    counts = [_count(_model(model_folders["tools"]), _said("hi", tools=form), [100]) for form in (tools, json)]
+
+    assert counts[0].exact
+    assert counts[0].prompt_tokens == counts[1].prompt_tokens
+
+
+@pytest.mark.parametrize("json", [b'[{"a":1e400}]', b"[" + b'{"a":' * 900 + b"1" + b"}" * 900 + b"]"])
+def test_tools_that_cannot_be_read_leave_the_upper_bound(model_folders: dict[str, Path], json: bytes) -> None:
+    count = _count(_model(model_folders["tools"]), _said("hi", tools=msgspec.Raw(json)), [100])
+
+    assert (count.exact, count.method) == (False, "bytes")
+    assert count.prompt_tokens > len(json)
 
 
 def test_exact_always_counts_every_prompt_and_batch_is_always_counted() -> None:
