@@ -7,6 +7,7 @@ from typing import Any, cast, get_args
 from starlette.routing import Route
 
 from router.clock import SystemClock
+from router.config.keys import KeyRing
 from router.config.schema import Grant
 from router.http.client import router_headers
 from router.http.guard import OPEN_PATHS
@@ -20,9 +21,10 @@ PAGE = "docs/http.md"
 
 
 def _routes() -> set[tuple[str, str]]:
-    guard, _ = build(cast("Any", SimpleNamespace(clock=SystemClock())))
+    config = SimpleNamespace(server=SimpleNamespace(connections_max=1))
+    guard, _ = build(cast("Any", SimpleNamespace(clock=SystemClock(), keys=KeyRing(()), config=config)))
     found: set[tuple[str, str]] = set()
-    for route in cast("Any", guard)._app.routes:
+    for route in cast("Any", guard)._table.routes:
         assert isinstance(route, Route)
         path = re.sub(r":\w+\}", "}", route.path)
         methods = {"POST"} if path in INFERENCE_PATHS else (route.methods or set()) - {"HEAD"}
