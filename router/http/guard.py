@@ -57,7 +57,7 @@ class Guard:
                     request_id, path, send, _too_many(self._state.in_flight), Outcome.REFUSED_ROUTER_FULL
                 )
                 return
-        note_head(scope, fields, request_id, key)
+        note_head(scope, request_id, key, fields)
         app = self._posts.get(path) if scope["method"] == "POST" else None
         if app is not None:
             await app(scope, receive, send)

@@ -26,16 +26,17 @@ _MAY_SET_WITHOUT_KEYS = frozenset({"class"})
 
 class Head(msgspec.Struct, frozen=True, gc=False):
     """Goes along in the scope. `key`: whose call it is, None where keys are not asked for; `may_set`: what this call
-    may ask for. `content_encoding` and `content_length` are as they came, None where they did not."""
+    may ask for; `fields`: header fields by name, see `read_fields`."""
 
     request_id: str
     key: KeyConfig | None
     may_set: frozenset[str]
-    content_type: str
-    class_hint: str | None
-    hops: str | None
-    content_encoding: bytes | None
-    content_length: bytes | None
+    fields: dict[bytes, bytes]
+
+    def text(self, name: bytes) -> str | None:
+        """A field's value (Latin-1, so every byte survives), None where it is not there."""
+        value = self.fields.get(name)
+        return None if value is None else value.decode("latin-1")
 
 
 class RequestIds:
@@ -79,19 +80,9 @@ def presented_key(fields: dict[bytes, bytes]) -> bytes | None:
     return token if plain is None or plain.strip() == token else None
 
 
-def note_head(scope: Scope, fields: dict[bytes, bytes], request_id: str, key: KeyConfig | None) -> None:
+def note_head(scope: Scope, request_id: str, key: KeyConfig | None, fields: dict[bytes, bytes]) -> None:
     """Put what the walk needs into the scope."""
-    class_hint, hops = fields.get(b"x-router-class"), fields.get(b"x-router-hop")
-    scope[_PLACE] = Head(
-        request_id,
-        key,
-        _MAY_SET_WITHOUT_KEYS if key is None else key.may_set,
-        fields.get(b"content-type", b"").decode("latin-1"),
-        None if class_hint is None else class_hint.decode("latin-1"),
-        None if hops is None else hops.decode("latin-1"),
-        fields.get(b"content-encoding"),
-        fields.get(b"content-length"),
-    )
+    scope[_PLACE] = Head(request_id, key, _MAY_SET_WITHOUT_KEYS if key is None else key.may_set, fields)
 
 
 def head_of(scope: Scope) -> Head:

@@ -24,9 +24,11 @@ from router.observe.metrics import UNKNOWN
 from router.policy.classify import Reason
 from router.policy.outcome import Outcome
 from router.request import Endpoint, ParsedRequest, RequestRecord
-from router.upstream.relay import hop_refusal, may_relay
+from router.upstream.relay import HOP_HEADER, hop_refusal, may_relay
 
 log = logging.getLogger(__name__)
+
+_HOPS = HOP_HEADER.encode()
 
 #: The outcome of a refusal of ours, by its code or, failing that, its status.
 _OUTCOMES = {
@@ -90,8 +92,7 @@ class Inference:
             record.tenant = head.key.tenant
         if state.draining:
             raise _stopping("taking new requests")
-        if head.hops is not None:
-            self._check_hops(head.hops)
+        self._check_hops(head.text(_HOPS))
         with Body(scope, receive, max_bytes=state.config.server.body_max_bytes, budget=state.buffers) as body:
             raw = await body.read()
             record.bytes_in = len(raw)
@@ -101,9 +102,9 @@ class Inference:
                         record.request_id,
                         self._endpoint,
                         _target(scope),
-                        head.content_type,
+                        head.text(b"content-type") or "",
                         raw,
-                        head.class_hint,
+                        head.text(b"x-router-class"),
                         head.may_set,
                     )
                 )
@@ -120,7 +121,7 @@ class Inference:
         head = head_of(scope)
         place_id = self._state.new_place_id()
         headers = client_headers(scope["headers"], may_set=head.may_set)
-        relayable = head.hops is None or may_relay(head.hops)
+        relayable = may_relay(head.text(_HOPS))
         only = None
         if request.previous_response_id is not None:
             # The one engine that keeps the conversation, if any does.
@@ -139,8 +140,10 @@ class Inference:
             await send_answer(answer, reply, record)
         _learn(service, sized, record)
 
-    def _check_hops(self, hops: str) -> None:
+    def _check_hops(self, hops: str | None) -> None:
         """Raises: `ApiError` 503 for a request that came round."""
+        if hops is None:
+            return
         loop = hop_refusal(hops, self._state.router_id)
         if loop is not None:
             self._state.metrics.loop_stops.inc()
