@@ -106,7 +106,7 @@ class Inference:
         with Body(scope, receive, max_bytes=state.config.server.body_max_bytes, budget=state.buffers) as body:
             raw = await body.read()
             record.bytes_in = len(raw)
-            async with ClientWatch(receive, reply):
+            with ClientWatch(scope, reply):
                 request = parse(
                     Incoming(
                         request_id=record.request_id,

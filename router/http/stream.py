@@ -28,17 +28,16 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
         if name not in _NOT_PASSED_ON and not name.startswith("x-router-")
     }
     whole = answer.chunks is None
-    if whole:
-        headers["content-length"] = str(len(answer.preface))
-    elif answer.is_stream:
+    if answer.is_stream and not whole:
         headers.update({"cache-control": "no-cache", "x-accel-buffering": "no"})
-    elif "content-length" in answer.headers:
+    elif not whole and "content-length" in answer.headers:
         headers["content-length"] = answer.headers["content-length"]
-    await reply.start(answer.status, headers, is_stream=answer.is_stream)
+    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     if whole:
-        await reply.end(answer.preface)
+        await reply.whole(answer.status, pairs, answer.preface)
         record.outcome = answer.outcome
         return
+    await reply.start(answer.status, pairs, is_stream=answer.is_stream)
     try:
         async for chunk in answer.body():
             await reply.write(chunk)
