@@ -162,6 +162,8 @@ class Exchange:
         self.parts.clear()
         self.unread_bytes = 0
         self._is_told = not self.more_body
+        # A client that sends without being asked need not be asked any more.
+        self._expects_go_on = False
         if self._line.is_read_paused:
             self._line.resume_reading()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
@@ -200,10 +202,6 @@ class Exchange:
     def is_all_out(self) -> bool:
         """Whether the client can know that it has the whole answer, though the call is not over."""
         return self.is_out and self._left_bytes == 0
-
-    @property
-    def is_waiting(self) -> bool:
-        return bool(self._waiters)
 
     @property
     def _is_lost(self) -> bool:

@@ -156,9 +156,9 @@ class InboundProtocol(HttpToolsProtocol):
             self._upload.came(self.loop.time())
             if exchange is None or not exchange.parts:
                 return
-            if exchange.is_waiting:
-                exchange.wake()
-            elif exchange.unread_bytes > _UNREAD_MAX_BYTES and not self.is_read_paused:
+            exchange.wake()
+            if exchange.unread_bytes > _UNREAD_MAX_BYTES and not self.is_read_paused:
+                # Though it is waited for: several reads of the socket may come before the waiting task has its turn.
                 self.is_read_paused = True
                 self.transport.pause_reading()
         elif not self._loose_bytes:
