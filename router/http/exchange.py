@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
+from uvicorn.server import ServerState
 
 from router.errors import ApiError
 
@@ -35,7 +36,8 @@ _FIELDS_MAX = 512
 #: These are written here, whatever the application says in them.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 #: Statuses whose answers have no body. Source: RFC 9112, 6.3.
-_BODILESS = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+_NO_CONTENT = 204
+_BODILESS = frozenset({_NO_CONTENT, 304})
 
 
 class Line(Protocol):
@@ -45,9 +47,7 @@ class Line(Protocol):
     loop: asyncio.AbstractEventLoop
     is_write_paused: bool
     is_read_paused: bool
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]: ...
+    server_state: ServerState
 
     def awaits_body(self) -> None:
         """The application waits for more of the body."""
@@ -171,10 +171,9 @@ class Exchange:
     async def send(self, message: Message) -> None:
         """ASGI's. Raises: `ConnectionResetError` if the client is gone, `RuntimeError` for a message out of place."""
         line = self._line
-        while line.is_write_paused and not self.is_gone:
-            line.awaits_reader()
-            await self._wait()
-        if self._is_lost:
+        if line.is_write_paused:
+            await self._drain()
+        if self.is_gone or line.transport.is_closing():
             raise ConnectionResetError
         kind = message["type"]
         if not self.is_started:
@@ -223,6 +222,11 @@ class Exchange:
             on_left()
         self.wake()
 
+    async def _drain(self) -> None:
+        while self._line.is_write_paused and not self.is_gone:
+            self._line.awaits_reader()
+            await self._wait()
+
     async def _wait(self) -> None:
         waiter = self._line.loop.create_future()
         if self._waiters is None:
@@ -239,42 +243,45 @@ class Exchange:
         lines: list[bytes] = []
         for name, value in headers:
             field = _FIELDS.get(name)
-            if field is None:
-                name = name.lower()
-                if name in _FRAMING:
-                    self._note_framing(name, value)
-                    continue
-                field = _new_field(name)
-            lines += (field, value)
+            if field is not None:
+                lines.append(field + value)
+            elif name == b"content-length" and self._left_bytes is None:
+                self._left_bytes = int(value)
+            elif name.lower() in _FRAMING:
+                self._note_framing(name.lower(), value)
+            else:
+                lines.append(_new_field(name.lower()) + value)
         fields = b"".join(lines)
-        if len(fields) - len(fields.translate(None, _CONTROLS)) != len(lines):
+        if len(fields) - len(fields.translate(None, _CONTROLS)) != 2 * len(lines):
             raise RuntimeError("a header's value has a control character in it")
         self.is_started = True
-        head = _status_lines.of(status, self._line.default_headers) + fields + self._framing(status)
+        line = self._line
+        head = _status_lines.of(status, line.server_state.default_headers) + fields + self._framing(status)
         if self._left_bytes is None and not self._is_bodiless:
-            self._line.transport.write(head)
+            line.transport.write(head)
         else:
             self._head = head
 
     def _note_framing(self, name: bytes, value: bytes) -> None:
-        """What the application says of the framing, which is written once all of it is known."""
+        """What else the application says of the framing, which is written once all of it is known."""
         if name == b"content-length":
-            length = int(value)
-            if self._left_bytes not in (None, length):
+            if self._left_bytes not in (None, int(value)):
                 raise RuntimeError("two lengths for one answer")
-            self._left_bytes = length
+            self._left_bytes = int(value)
         elif name == b"connection" and b"close" in value.lower():
             self.keep_alive = False
 
     def _framing(self, status: int) -> bytes:
         """The last lines of the head: how its body ends, and whether the connection does with it."""
-        if self._expects_go_on and not self.parts:
+        if self._expects_go_on:
             # Whether the body still comes is the client's choice, so a next request could not be told from it.
             self.keep_alive = False
         if status in _BODILESS:
             self._is_bodiless = True
+            if status == _NO_CONTENT:
+                self._left_bytes = None
         if self._left_bytes is not None:
-            ends = b"" if status == HTTPStatus.NO_CONTENT else b"\r\ncontent-length: %d" % self._left_bytes
+            ends = b"\r\ncontent-length: %d" % self._left_bytes
         elif self._is_bodiless:
             ends = b""
         elif self._speaks_1_0:

@@ -16,6 +16,7 @@ Nothing here knows routes, keys or models; a refusal made here is in no metric.
 
 import asyncio
 import urllib.parse
+from functools import lru_cache
 from typing import Any
 
 import httptools
@@ -91,10 +92,6 @@ class InboundProtocol(HttpToolsProtocol):
         self._untaken_bytes = 0
         #: The next request's first bytes, of a client that had its whole answer before the call was over.
         self._early = b""
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:
-        return self.server_state.default_headers
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -201,8 +198,7 @@ class InboundProtocol(HttpToolsProtocol):
         parser = self.parser
         version = parser.get_http_version()
         method = parser.get_method().decode("ascii")
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
+        path, raw_path, query = _split(self.url)
         speaks_1_0 = version == "1.0"
         exchange = Exchange(
             self,
@@ -219,10 +215,10 @@ class InboundProtocol(HttpToolsProtocol):
             "client": self.client,
             "scheme": self.scheme,
             "method": method,
-            "root_path": self.root_path,
-            "path": self.root_path + (urllib.parse.unquote(path) if "%" in path else path),
-            "raw_path": self.root_path.encode("ascii") + url.path,
-            "query_string": url.query or b"",
+            "root_path": "",
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
             "headers": self.headers,
             "state": self.app_state.copy(),
             "extensions": {EXTENSION: exchange},
@@ -379,7 +375,7 @@ class InboundProtocol(HttpToolsProtocol):
         if is_answered or self.transport.is_closing():
             self.transport.close()
             return
-        self.transport.write(doorstep.written(error, self.default_headers))
+        self.transport.write(doorstep.written(error, self.server_state.default_headers))
         self._linger()
 
     def _linger(self) -> None:
@@ -403,3 +399,12 @@ class InboundProtocol(HttpToolsProtocol):
     def _head_bytes(self) -> int:
         """Of the head that the parser has just completed, save spaces and line ends that say nothing."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+
+@lru_cache(maxsize=64)
+def _split(target: bytes) -> tuple[str, bytes, bytes]:
+    """The path of a request target, plain and as it came, and the query. There are few targets, and some 4 MiB of the
+    longest at most. Raises: what ends as a malformed request, where it is none."""
+    url = httptools.parse_url(target)
+    raw_path: bytes = url.path
+    return urllib.parse.unquote(raw_path.decode("ascii")), raw_path, url.query or b""
