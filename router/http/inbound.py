@@ -15,6 +15,7 @@ Nothing here knows routes, keys or models; a refusal made here is in no metric.
 """
 
 import asyncio
+import logging
 import urllib.parse
 from functools import lru_cache
 from typing import Any
@@ -31,8 +32,12 @@ from router.http.deadline import TICK_S, Deadline
 from router.http.exchange import EXTENSION, Exchange
 from router.http.pace import UploadPace, untaken_bytes
 
+log = logging.getLogger(__name__)
+
 #: Bytes of a body that are held for an application that does not take them; then the socket is not read. As uvicorn.
 _UNREAD_MAX_BYTES = 64 * 1024
+#: What `_split` raises.
+_NO_TARGET = (httptools.HttpParserInvalidURLError, UnicodeDecodeError)
 _ASGI = {"version": "3.0", "spec_version": "2.4"}
 
 
@@ -138,8 +143,8 @@ class InboundProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             # No upgrade is offered, and the parser takes what follows, a body even, for another protocol's.
             self._go_deaf()
-        except httptools.HttpParserError:
-            self._malformed()
+        except httptools.HttpParserError as error:
+            self._malformed(error)
         # The usual end: a whole request came in one piece, and its call is under way.
         if (self._exchange is None or self._in_body) and not self._is_deaf:
             self._meet_part()
@@ -248,7 +253,10 @@ class InboundProtocol(HttpToolsProtocol):
             exchange.more_body = False
             exchange.wake()
 
-    def _malformed(self) -> None:
+    def _malformed(self, error: Exception) -> None:
+        if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(error.__context__, _NO_TARGET):
+            # What the parser found was well-formed; a bug of ours must be in the log.
+            log.error("a request could not be taken", exc_info=error)
         if self._is_deaf:
             return
         if self._exchange is not None and not self._in_body:
@@ -406,5 +414,5 @@ def _split(target: bytes) -> tuple[str, bytes, bytes]:
     """The path of a request target, plain and as it came, and the query. There are few targets, and some 4 MiB of the
     longest at most. Raises: what ends as a malformed request, where it is none."""
     url = httptools.parse_url(target)
-    raw_path: bytes = url.path
+    raw_path: bytes = url.path or b"/"
     return urllib.parse.unquote(raw_path.decode("ascii")), raw_path, url.query or b""
