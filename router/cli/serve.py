@@ -8,6 +8,7 @@ unfit.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import secrets
@@ -47,10 +48,14 @@ _BACKLOG = 2048
 #: Engines that are up have given a token by then, so that the first requests find them; others are not waited for.
 _FIRST_LOOK_S = 2.0
 #: As long as the router itself waits for a client to read.
-_READER_STALL_MS = 300_000
+_READER_STALL_MS = int(InboundProtocol.reader_stall_s * 1_000)
 #: Files of each call at most: the client's socket and the engine's. And what a process needs beside them.
 _FILES_PER_CALL = 2
 _OTHER_FILES = 256
+#: Net new containers before the youngest of them are looked through for cycles; Python's own 700 are passed by a few
+#: dozen calls under way. Calls leave no cycles behind, so little comes of looking: measured with 1,000 calls held and
+#: 64 more at a time, 4.5 us a call at 700 and 3.9 at 5,000 and above.
+_GC_YOUNG_MAX = 20_000
 #: Connections beyond `server.connections_max`, for probes, scrapes and refusals.
 _PROBE_CONNECTIONS = 64
 
@@ -98,6 +103,7 @@ def _run_alone(config: RouterConfig) -> int:
             await stack.enter_async_context(runtime)
             await runtime.first_look(_FIRST_LOOK_S)
             announce(config, listener)
+            settle_memory()
             await serve_runtime(runtime, config, listener, signals)
         return 0
 
@@ -125,6 +131,7 @@ def run_worker(start: WorkerStart) -> None:
             async with runtime:
                 await runtime.first_look(_FIRST_LOOK_S)
                 start.ready.send_bytes(b"1")
+                settle_memory()
                 await serve_runtime(runtime, start.config, start.listener, signals)
 
     try:
@@ -176,6 +183,17 @@ def allow_open_files(config: RouterConfig) -> None:
             config.server.connections_max,
             needed,
         )
+
+
+def settle_memory() -> None:
+    """Take what the start has made out of the garbage collector's sight: it stays until the process ends.
+
+    Measured: a full collection over the 117,000 objects of a router with its tokenizers stops the loop for 80 ms, and
+    for nothing measurable once they are frozen.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_YOUNG_MAX, *gc.get_threshold()[1:])
 
 
 def announce(config: RouterConfig, listener: socket.socket) -> None:
@@ -250,7 +268,9 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
     server = _Server(
         uvicorn.Config(
             runtime.app,
+            # The only one: uvicorn's others, h11 among them, read requests in other ways than the router relies on.
             http=InboundProtocol,
+            loop="none",
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,10 +1,11 @@
 """The client's side of one call: its body, its leaving, and what is sent to it.
 
-Every wait for the client has a bound: a body that does not come, a reader that does not read.
+How long a client may take, to send or to read, is the connection's to say (`inbound`); here it ends the call.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import lru_cache
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote
@@ -12,24 +13,20 @@ from urllib.parse import quote
 from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import ApiError, ErrorShape
+from router.http.exchange import EXTENSION, Exchange
+from router.http.inflate import Inflater, check_coding
 from router.request import Endpoint, RequestRecord
 
-#: A client that sends no byte of its body for so long is given up.
-_UPLOAD_IDLE_S = 60.0
-#: And one whose whole body takes longer than this, and a second more for so many bytes that came. Precedent: Apache's
-#: `RequestReadTimeout body=20,MinRate=500`.
-_UPLOAD_S = 60.0
-_UPLOAD_MIN_BYTES_PER_S = 10_000
-#: A client that reads no byte for so long is given up; its engine is told by closing.
-_WRITE_STALL_S = 300.0
-#: How uvloop ends its error of a write to a connection that is already closed; it has no type of its own.
-_CLOSED_TRANSPORT = "; the handler is closed"
+Headers = Iterable[tuple[bytes, bytes]]
+
+#: Steps of a compressed body in one turn of the event loop: some 2 ms.
+_STEPS_A_TURN = 8
 
 #: Endpoints whose streams end with `data: [DONE]`.
 _ENDS_WITH_DONE = frozenset({Endpoint.CHAT.value, Endpoint.COMPLETIONS.value})
 
 
-class ClientLeft(Exception):
+class ClientLeft(ConnectionError):
     """The client closed its connection, or stopped reading or sending."""
 
 
@@ -41,10 +38,10 @@ class BufferBudget:
         self.used_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Raises: `ApiError` 503 where the bound would be passed; nothing is taken then."""
+        """Raises: `ApiError` 429 where the bound would be passed; nothing is taken then."""
         if self.used_bytes + size_bytes > self._max_bytes:
             raise ApiError(
-                503,
+                429,
                 "request_buffers_full",
                 f"The router already holds {self.used_bytes:,} of at most {self._max_bytes:,} bytes of request bodies. "
                 "Send the request again later.",
@@ -60,8 +57,7 @@ class Body:
     """A request body being read and held; `with` gives its bytes back to the budget."""
 
     def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, budget: BufferBudget) -> None:
-        scope["router.receive"] = receive
-        self._headers = scope["headers"]
+        self._scope = scope
         self._receive = receive
         self._max_bytes = max_bytes
         self._budget = budget
@@ -75,54 +71,58 @@ class Body:
         self._taken_bytes = 0
 
     async def read(self) -> bytes:
-        """The whole body.
+        """The whole body, without its compression; at once where it came together with the headers.
 
-        Raises: `ApiError` 413 past the limit (before reading, where the length is declared), 415 for a compressed body,
-        503 past the budget, 408 where it stops coming or never ends; `ClientLeft` if it ends early.
+        Raises: `ApiError` 413 past the limit (before reading, where the length is declared), 415 for a compression that
+        is not read, 400 for a broken one, 429 past the budget, 408 where it stops coming or never ends; `ClientLeft`
+        if it ends early.
         """
-        self._check_headers()
+        inflater = Inflater() if self._check_headers() else None
         parts: list[bytes] = []
-        loop = asyncio.get_running_loop()
-        begun_at_s = loop.time()
         while True:
-            allowed_s = _UPLOAD_S + self._taken_bytes / _UPLOAD_MIN_BYTES_PER_S
-            limit_at_s = min(loop.time() + _UPLOAD_IDLE_S, begun_at_s + allowed_s)
-            try:
-                async with asyncio.timeout_at(limit_at_s):
-                    message = await self._receive()
-            except TimeoutError:
-                raise self._too_slow(loop.time() - begun_at_s) from None
+            message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise ClientLeft
-            part = message.get("body", b"")
-            if self._taken_bytes + len(part) > self._max_bytes:
-                raise self._too_large(f"more than {self._max_bytes:,}")
-            self._budget.take(len(part))
-            self._taken_bytes += len(part)
-            parts.append(part)
+                raise self._cut_off()
+            part: bytes = message.get("body", b"")
+            if inflater is None:
+                self._take(part)
+                parts.append(part)
+            else:
+                await self._inflate(inflater, part, parts)
             if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                break
+        if inflater is not None:
+            inflater.end()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _check_headers(self) -> None:
-        for name, value in self._headers:
-            if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
-                raise self._too_large(f"{int(value):,}")
-            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-                raise ApiError(
-                    415,
-                    "unsupported_content_encoding",
-                    f"The body is compressed ({value.decode('latin-1')[:40]!r}); send it uncompressed.",
-                )
+    async def _inflate(self, inflater: Inflater, part: bytes, parts: list[bytes]) -> None:
+        for step, plain in enumerate(inflater.feed(part), start=1):
+            self._take(plain)
+            parts.append(plain)
+            if step % _STEPS_A_TURN == 0:
+                # Others have their turn; a thread would only wait for the same cores.
+                await asyncio.sleep(0)
 
-    def _too_slow(self, taken_s: float) -> ApiError:
-        return ApiError(
-            408,
-            "upload_timeout",
-            f"{self._taken_bytes:,} bytes of the body came in {taken_s:.0f} s; the request was given up. A body may "
-            f"pause for {_UPLOAD_IDLE_S:g} s and take {_UPLOAD_S:g} s, and a second more for each "
-            f"{_UPLOAD_MIN_BYTES_PER_S:,} bytes.",
-            headers={"connection": "close"},
-        )
+    def _take(self, part: bytes) -> None:
+        if self._taken_bytes + len(part) > self._max_bytes:
+            raise self._too_large(f"more than {self._max_bytes:,}")
+        self._budget.take(len(part))
+        self._taken_bytes += len(part)
+
+    def _check_headers(self) -> bool:
+        """Whether the body is compressed, of one that may be read at all."""
+        codings: list[bytes] = []
+        for name, value in self._scope["headers"]:
+            if name == b"content-length":
+                if value.isdigit() and int(value) > self._max_bytes:
+                    raise self._too_large(f"{int(value):,}")
+            elif name == b"content-encoding":
+                codings.append(value)
+        return bool(codings) and check_coding(b", ".join(codings))
+
+    def _cut_off(self) -> Exception:
+        exchange = exchange_of(self._scope)
+        return ClientLeft() if exchange is None or exchange.late is None else exchange.late
 
     def _too_large(self, size: str) -> ApiError:
         return ApiError(
@@ -133,11 +133,15 @@ class Body:
 
 
 class ClientWatch:
-    """`with` around the work for a client whose body is read: if it leaves, the work is cancelled and
-    `ClientLeft` is raised in its place. A client that has its whole answer cannot leave any more."""
+    """`with` around the work for a client: if it leaves (closes, resets, or stops reading) before it has its whole
+    answer, the task is cancelled and `ClientLeft` raised in its place. Costs no task: the connection calls.
+
+    A cancellation from elsewhere stays one. Where the connection is none of the router's own (another ASGI server),
+    nobody watches.
+    """
 
     def __init__(self, scope: Scope, reply: "Reply") -> None:
-        self._receive: Receive = scope["router.receive"]
+        self._exchange = exchange_of(scope)
         self._reply = reply
         self._left = False
 
@@ -145,23 +149,25 @@ class ClientWatch:
         task = asyncio.current_task()
         assert task is not None, "a watch belongs to a task"
         self._task = task
-        self._watcher = asyncio.create_task(self._watch())
+        if self._exchange is not None:
+            if self._exchange.is_gone:
+                raise ClientLeft
+            self._exchange.watch(self._leave)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watcher.cancel()
+        if self._exchange is not None:
+            self._exchange.watch(None)
         if self._left:
             # Our own cancellation; another one (shutdown) stays pending and goes on.
             others = self._task.uncancel()
             if others == 0 and (kind is None or issubclass(kind, asyncio.CancelledError)):
                 raise ClientLeft from error
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        # The server says the same at the end of a whole answer; what is left to do then is ours.
+    def _leave(self) -> None:
+        # A client that has its whole answer cannot leave any more; what is left to do then is ours.
         if not self._reply.finished:
             self._left = True
             self._task.cancel()
@@ -169,7 +175,7 @@ class ClientWatch:
 
 class Reply:
     """What goes to the client. `started` tells whether the status is out, after which an error is only an event of a
-    stream; `finished`, whether all of it is."""
+    stream; `finished`, whether all of it is. All of it raises `ClientLeft` where the client is gone."""
 
     def __init__(self, send: Send, record: RequestRecord, shape: ErrorShape) -> None:
         self._send = send
@@ -179,28 +185,27 @@ class Reply:
         self.finished = False
         self._is_stream = False
 
-    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, is_stream: bool = False) -> None:
+    async def start(self, status: int, headers: Headers, *, is_stream: bool = False) -> None:
         """Status and headers, with the router's own added."""
         self._record.status = status
         self._is_stream = is_stream
-        pairs = list(headers)
-        pairs.extend((name.encode(), value.encode()) for name, value in router_headers(self._record).items())
         self.started = True
-        await self._bounded({"type": "http.response.start", "status": status, "headers": pairs})
+        pairs = [*headers, *router_headers(self._record)]
+        await self._out({"type": "http.response.start", "status": status, "headers": pairs})
 
-    async def whole(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
-        """A whole answer; `headers` tell its length."""
-        await self.start(status, headers)
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole answer, in one write; its length is added to the headers."""
+        await self.start(status, (*headers, (b"content-length", b"%d" % len(body))))
         await self.end(body)
 
     async def write(self, chunk: bytes) -> None:
         self._record.bytes_out += len(chunk)
-        await self._bounded({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._out({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def end(self, chunk: bytes = b"") -> None:
         self._record.bytes_out += len(chunk)
         self.finished = True
-        await self._bounded({"type": "http.response.body", "body": chunk, "more_body": False})
+        await self._out({"type": "http.response.body", "body": chunk, "more_body": False})
 
     async def fail(self, error: ApiError) -> None:
         """A whole error answer, or one last event where a stream has begun.
@@ -214,44 +219,50 @@ class Reply:
         if self.started:
             await self.end(error.event(self.shape) + self._end_mark())
             return
-        body = error.body(self.shape)
-        headers = {**error.response_headers(), "content-length": str(len(body))}
-        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await self.whole(error.status, pairs, body)
+        headers = [(name.encode(), value.encode("latin-1")) for name, value in error.response_headers().items()]
+        await self.whole(error.status, headers, error.body(self.shape))
 
     def _end_mark(self) -> bytes:
         """vLLM ends a stream with `[DONE]` after an error event too, and clients wait for it."""
         return b"data: [DONE]\n\n" if self._record.endpoint in _ENDS_WITH_DONE else b""
 
-    async def _bounded(self, message: Message) -> None:
+    async def _out(self, message: Message) -> None:
         try:
-            async with asyncio.timeout(_WRITE_STALL_S):
-                await self._send(message)
+            await self._send(message)
         except OSError:
-            # `TimeoutError` is one. The others are ASGI's word for a client that is gone.
-            raise ClientLeft from None
-        except RuntimeError as error:
-            if not str(error).endswith(_CLOSED_TRANSPORT):
-                raise
+            # ASGI's word for a client that is gone.
             raise ClientLeft from None
 
 
-def router_headers(record: RequestRecord) -> dict[str, str]:
+def exchange_of(scope: Scope) -> Exchange | None:
+    """The request's own end of the connection; None under another server than the router's."""
+    found: Exchange | None = scope.get("extensions", {}).get(EXTENSION)
+    return found
+
+
+def router_headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:
     """What the router says about its decision; only what is known. Names are percent-encoded where they are not
     plain ASCII."""
-    headers = {"x-request-id": record.request_id, "x-router-queue-wait-ms": f"{record.queue_wait_s * 1000:.0f}"}
+    wait_ms = b"%.0f" % (record.queue_wait_s * 1000) if record.queue_wait_s else b"0"
+    headers = [(b"x-request-id", record.request_id.encode()), (b"x-router-queue-wait-ms", wait_ms)]
     if record.pool != "none":
-        headers["x-router-pool"] = record.pool
+        headers.append((b"x-router-pool", _written(record.pool)))
     if record.engine is not None:
-        headers["x-router-engine"] = in_ascii(record.engine)
+        headers.append((b"x-router-engine", _written(record.engine)))
     if record.relay is not None:
-        headers["x-router-relay"] = in_ascii(record.relay)
+        headers.append((b"x-router-relay", _written(record.relay)))
     if record.reason != "none":
-        headers["x-router-reason"] = record.reason
+        headers.append((b"x-router-reason", _written(record.reason)))
     if record.count is not None:
-        headers["x-router-prompt-tokens"] = str(record.count.prompt_tokens)
-        headers["x-router-prompt-tokens-exact"] = "true" if record.count.exact else "false"
+        headers.append((b"x-router-prompt-tokens", b"%d" % record.count.prompt_tokens))
+        headers.append((b"x-router-prompt-tokens-exact", b"true" if record.count.exact else b"false"))
     return headers
+
+
+@lru_cache(maxsize=1024)
+def _written(name: str) -> bytes:
+    """Pools, engines, relays and reasons are few and come again with every answer."""
+    return in_ascii(name).encode()
 
 
 def in_ascii(name: str) -> str:

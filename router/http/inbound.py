@@ -1,34 +1,44 @@
-"""One connection of a client, before its request has a route: how long, how large, how many, and in what order.
+"""One connection of a client: how long, how large, how many, and in what order.
 
-uvicorn's protocol parses and speaks. Added here are the bounds that it lacks: a head has to be complete in time and
-within a size, a connection has one request at a time, and what cannot be served is answered in the standard shape.
+uvicorn accepts and counts the connections and httptools parses; what runs for each request is here and in `exchange`.
+The bounds: a head has to be complete in time and within a size, a body has to come on, an answer has to be read, a
+connection has one request at a time, and what cannot be served is answered in the standard shape.
 
 Rules:
 - While a call is under way its connection is read on, so that the client's leaving is seen. What comes meanwhile is
   thrown away and the connection closed after the answer: a client that pipelines sends again what was not answered.
 - After a refusal nothing more is taken from the connection. It is read a little longer, because a socket that is
   closed over unread bytes is reset, and the answer lost with it.
+- A connection waits for one thing at a time, and has one deadline for it.
 
 Nothing here knows routes, keys or models; a refusal made here is in no metric.
 """
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Callable
-from http import HTTPStatus
+import urllib.parse
+from functools import lru_cache
 from typing import Any
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from router.errors import ApiError
+from router.http import doorstep
+from router.http.deadline import TICK_S, Deadline
+from router.http.exchange import EXTENSION, Exchange
+from router.http.pace import UploadPace, untaken_bytes
 
 log = logging.getLogger(__name__)
 
-#: Time for some connections to end.
-_FULL_RETRY_AFTER_S = 5
+#: Bytes of a body that are held for an application that does not take them; then the socket is not read. As uvicorn.
+_UNREAD_MAX_BYTES = 64 * 1024
+#: What `_split` raises.
+_NO_TARGET = (httptools.HttpParserInvalidURLError, UnicodeDecodeError)
+_ASGI = {"version": "3.0", "spec_version": "2.4"}
 
 
 class InboundProtocol(HttpToolsProtocol):
@@ -41,6 +51,14 @@ class InboundProtocol(HttpToolsProtocol):
     #: Request line and headers, and likewise what comes in place of a body's bytes (trailers, chunk extensions).
     #: Precedents: nginx 32 KiB, uvicorn's h11 and Go 64 KiB and 1 MiB.
     head_max_bytes = 64 * 1024
+    #: A client that sends no byte of its body for so long is given up.
+    upload_idle_s = 60.0
+    #: And one whose whole body takes longer than this, and a second more for so many bytes that came. Precedent:
+    #: Apache's `RequestReadTimeout body=20,MinRate=500`.
+    upload_s = 60.0
+    upload_min_bytes_per_s = 10_000
+    #: A client that takes no byte of its answer for so long is given up.
+    reader_stall_s = 300.0
     #: For the rest of a body whose request is already answered.
     rest_s = 30.0
     #: How long a refused connection is still read.
@@ -56,159 +74,300 @@ class InboundProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        # The base class would refuse in plain text.
-        self._connections_max, self.limit_concurrency = self.limit_concurrency, None
-        self._timer: asyncio.TimerHandle | None = None
+        #: The request under way, until all of its answer is written.
+        self._exchange: Exchange | None = None
+        self.is_read_paused = False
+        self.is_write_paused = False
+        self._deadline = Deadline(self.loop)
         #: Between a request's first byte, which is no line end, and the end of its headers.
         self._in_head = False
         #: Between the end of a request's headers and its own end.
         self._in_body = False
+        #: Between two requests; the deadline is the one for keeping the connection.
+        self._is_idle = False
         #: Whatever comes is thrown away.
         self._is_deaf = False
         self._discarded_bytes = 0
         #: Bytes since the last that were of use: of the head that is coming, or around a body's chunks.
         self._loose_bytes = 0
+        self._upload = UploadPace(
+            idle_s=self.upload_idle_s, whole_s=self.upload_s, min_bytes_per_s=self.upload_min_bytes_per_s
+        )
+        #: Bytes written that the client had not taken when it was last looked at.
+        self._untaken_bytes = 0
         #: The next request's first bytes, of a client that had its whole answer before the call was over.
         self._early = b""
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class
-        super().connection_made(transport)
-        self._set_timer(self.head_s, self._head_is_late)
+        self.connections.add(self)
+        self.transport = transport
+        self.server = get_local_addr(transport)
+        self.client = get_remote_addr(transport)
+        self.scheme = "https" if is_ssl(transport) else "http"
+        self._deadline.set(self.head_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
+        self.connections.discard(self)
+        self._lose_client()
+        self._deadline.stop()
+        if exc is None:
+            self.transport.close()
+        # The parser holds on to this protocol. The base class does the same.
+        self.parser = None  # type: ignore[assignment]
+
+    def eof_received(self) -> None:
+        """A client that closed its sending side has left: nobody could tell it from one that is gone for good."""
+        self._lose_client()
+
+    def shutdown(self) -> None:
+        """uvicorn's: end now, or after the answer under way."""
+        if self._exchange is None:
+            self.transport.close()
+        else:
+            self._exchange.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             self._discard(data)
-        elif not self._in_body and self._is_answering():
-            self._meet_early(data)
+        elif self._exchange is not None and not self._in_body:
+            self._meet_early(data, self._exchange)
         else:
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
         self._loose_bytes += len(data)
-        super().data_received(data)
-        if self._is_deaf:
-            return
-        if self._loose_bytes > self.head_max_bytes:
-            self._refuse(self._head_too_large())
-        elif not self._in_body and not self._is_answering() and self._timer is None:
-            self._wait_for_head()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # No upgrade is offered, and the parser takes what follows, a body even, for another protocol's.
+            self._go_deaf()
+        except httptools.HttpParserError as error:
+            self._malformed(error)
+        # The usual end: a whole request came in one piece, and its call is under way.
+        if (self._exchange is None or self._in_body) and not self._is_deaf:
+            self._meet_part()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing():
-            return
-        if self._in_body:
-            self._set_timer(self.rest_s, self.transport.close)
-        elif self._early:
-            early, self._early = self._early, b""
-            self.data_received(early)
+    def _meet_part(self) -> None:
+        """The request is not complete yet, or answered before it was."""
+        exchange = self._exchange
+        if self._loose_bytes > self.head_max_bytes:
+            self._refuse(doorstep.head_too_large(self.head_max_bytes))
+        elif self._in_body:
+            self._upload.came(self.loop.time())
+            if exchange is None or not exchange.parts:
+                return
+            exchange.wake()
+            if exchange.unread_bytes > _UNREAD_MAX_BYTES and not self.is_read_paused:
+                # Though it is waited for: several reads of the socket may come before the waiting task has its turn.
+                self.is_read_paused = True
+                self.transport.pause_reading()
+        elif not self._loose_bytes:
+            self._keep()
+        elif self._is_idle:
+            self._is_idle = False
+            self._deadline.set(self.head_s, self._head_is_late)
 
     # -- what the parser finds ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if self._is_answering():
+        if self._exchange is not None:
             self._go_deaf()
-        else:
-            self._in_head = True
-            super().on_message_begin()
+            return
+        self._in_head = True
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
 
     def on_headers_complete(self) -> None:
         if self._is_deaf:
             return
         if self._loose_bytes > self.head_max_bytes and self._head_bytes() > self.head_max_bytes:
-            self._refuse(self._head_too_large())
+            self._refuse(doorstep.head_too_large(self.head_max_bytes))
+            return
+        if self.limit_concurrency is not None and self._connections() >= self.limit_concurrency:
+            self._refuse(doorstep.too_many(self.limit_concurrency))
             return
         self._loose_bytes = 0
-        self._stop_timer()
-        if self._connections_max is not None and self._connections() >= self._connections_max:
-            self._refuse(_too_many(self._connections_max))
-            return
-        super().on_headers_complete()
-        self._in_head, self._in_body = False, True
+        self._deadline.clear()
+        self._upload.restart()
+        self._begin()
+        self._in_head = self._is_idle = False
+        self._in_body = True
         # Trailers go to a list that nobody reads, not among the headers.
         self.headers = []
 
+    def _begin(self) -> None:
+        """The head is complete and within bounds: its call begins."""
+        parser = self.parser
+        version = parser.get_http_version()
+        method = parser.get_method().decode("ascii")
+        path, raw_path, query = _split(self.url)
+        speaks_1_0 = version == "1.0"
+        exchange = Exchange(
+            self,
+            is_head=method == "HEAD",
+            speaks_1_0=speaks_1_0,
+            keep_alive=not speaks_1_0 and parser.should_keep_alive(),
+            expects_go_on=self.expect_100_continue and not speaks_1_0,
+        )
+        scope = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "method": method,
+            "root_path": "",
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+            "extensions": {EXTENSION: exchange},
+        }
+        self._exchange = exchange
+        exchange.task = task = self.loop.create_task(exchange.run(self.app, scope, self.tasks))
+        self.tasks.add(task)
+
     def on_body(self, body: bytes) -> None:
-        if not self._is_deaf:
-            self._loose_bytes = 0
-            super().on_body(body)
+        if self._is_deaf:
+            return
+        self._loose_bytes = 0
+        exchange = self._exchange
+        if exchange is not None:
+            self._upload.size_bytes += len(body)
+            exchange.unread_bytes += len(body)
+            exchange.parts.append(body)
 
     def on_message_complete(self) -> None:
         if self._is_deaf:
             return
         self._in_body = False
         self._loose_bytes = 0
-        self._stop_timer()
-        super().on_message_complete()
-        if self.parser.should_upgrade():
-            # No upgrade is offered, and the parser takes what follows, a body even, for another protocol's.
-            self._go_deaf()
+        exchange = self._exchange
+        if exchange is not None:
+            self._deadline.clear()
+            exchange.more_body = False
+            exchange.wake()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # the base class's signature
-        """The base class's word for bytes that are no HTTP."""
+    def _malformed(self, error: Exception) -> None:
+        if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(error.__context__, _NO_TARGET):
+            # What the parser found was well-formed; a bug of ours must be in the log.
+            log.error("a request could not be taken", exc_info=error)
         if self._is_deaf:
             return
-        if not self._in_body and self._is_answering():
-            # They came after a whole request, which gets its answer.
+        if self._exchange is not None and not self._in_body:
+            # The bytes that are no HTTP came after a whole request, which gets its answer.
             self._go_deaf()
             return
-        self._refuse(ApiError(400, "malformed_request", "What came is no well-formed HTTP request. Mend it."))
+        self._refuse(doorstep.malformed())
+
+    # -- what an exchange asks ---------------------------------------------------------------------------------------
+
+    def awaits_body(self) -> None:
+        """From now on the client has to send."""
+        self._upload.wait(self.loop.time())
+        self._look_at_upload()
+
+    def awaits_reader(self) -> None:
+        """From now on it has to read."""
+        self._untaken_bytes = untaken_bytes(self.transport)
+        self._deadline.set(self.reader_stall_s, self._look_at_reader)
+
+    def resume_reading(self) -> None:
+        self.is_read_paused = False
+        self.transport.resume_reading()
+
+    def answered(self, exchange: Exchange) -> None:
+        """All of the answer is written; the connection waits for its next request, or ends."""
+        self._exchange = None
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.is_read_paused:
+            self.resume_reading()
+        if not exchange.keep_alive:
+            if self._in_body or self._is_deaf:
+                self._linger()
+            else:
+                self.transport.close()
+        elif self._in_body:
+            self._deadline.set(self.rest_s, self.transport.close)
+        else:
+            self._keep()
+            if self._early:
+                early, self._early = self._early, b""
+                self.data_received(early)
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if self._exchange is not None:
+            self._deadline.clear()
+            self._exchange.wake()
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    def _wait_for_head(self) -> None:
-        """Between two requests: the deadline of one that has begun, or the time that an idle connection may stay."""
-        if self._loose_bytes:
-            self._set_timer(self.head_s, self._head_is_late)
-        else:
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+    def _keep(self) -> None:
+        """Stay for another request."""
+        self._is_idle = True
+        self._deadline.set(self.timeout_keep_alive, self.transport.close)
 
     def _head_is_late(self) -> None:
         # A client that has asked for nothing would take an error for the answer to what it asks next.
         if self._in_head:
-            text = f"The request's headers were not complete within {self.head_s:g} s. Send it again."
-            self._refuse(ApiError(408, "request_headers_timeout", text))
+            self._refuse(doorstep.head_too_late(self.head_s))
         else:
             self.transport.close()
 
-    def _set_timer(self, after_s: float, act: Callable[[], None]) -> None:
-        self._stop_timer()
-        self._timer = self.loop.call_later(after_s, act)
+    def _look_at_upload(self) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        now_s = self.loop.time()
+        left_s = self._upload.left_s(now_s)
+        if left_s > TICK_S:
+            self._deadline.set(left_s, self._look_at_upload)
+        else:
+            exchange.late = self._upload.too_slow(now_s)
+            exchange.wake()
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _look_at_reader(self) -> None:
+        """The client is slow, or gone without a word: only one that takes something may go on."""
+        if untaken_bytes(self.transport) < self._untaken_bytes:
+            self.awaits_reader()
+        else:
+            self._lose_client()
+            self.transport.abort()
 
     # -- not taking --------------------------------------------------------------------------------------------------
 
-    def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+    def _lose_client(self) -> None:
+        if self._exchange is not None:
+            exchange, self._exchange = self._exchange, None
+            self._deadline.clear()
+            exchange.lose()
 
-    def _meet_early(self, data: bytes) -> None:
+    def _meet_early(self, data: bytes, exchange: Exchange) -> None:
         """Bytes that come after a whole request and before its call is over."""
-        cycle = self.cycle
-        if cycle.response_started and cycle.chunked_encoding is False and cycle.expected_content_length == 0:
-            # All of the answer is out, so this is no pipelining, only a client that is faster than we are.
+        if exchange.is_all_out:
+            # This is no pipelining, only a client that is faster than we are.
             self._early += data
-            self.flow.pause_reading()
+            self.is_read_paused = True
+            self.transport.pause_reading()
             return
         self._go_deaf()
         self._discard(data)
 
     def _go_deaf(self) -> None:
         self._is_deaf = True
-        if self._is_answering():
-            self.cycle.keep_alive = False
+        if self._exchange is not None:
+            self._exchange.keep_alive = False
 
     def _discard(self, data: bytes) -> None:
         self._discarded_bytes += len(data)
@@ -217,38 +376,30 @@ class InboundProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer with `error`, unless this request already has (some of) an answer, and end the connection."""
+        is_answered = self._in_body and (self._exchange is None or self._exchange.is_out)
+        # The call hears that its client is gone; what it says from now on goes nowhere.
+        self._lose_client()
         self._is_deaf = True
-        self._stop_timer()
-        is_answered = self._in_body and self.cycle.response_started
-        if self._is_answering():
-            # The call hears that its client is gone; what it says from now on goes nowhere.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
         if is_answered or self.transport.is_closing():
             self.transport.close()
             return
-        self.transport.write(self._answer(error))
-        self.transport.write_eof()
-        self.flow.resume_reading()
-        self._set_timer(self.linger_s, self.transport.abort)
+        self.transport.write(doorstep.written(error, self.server_state.default_headers))
+        self._linger()
 
-    def _answer(self, error: ApiError) -> bytes:
-        request_id = "req-" + secrets.token_hex(12)
-        log.info("refused before its route: request %s, %s", request_id, error)
-        body = error.body()
-        headers = {
-            **error.response_headers(),
-            "content-length": str(len(body)),
-            "connection": "close",
-            "x-request-id": request_id,
-        }
-        pairs = [
-            *self.server_state.default_headers,
-            *((name.encode(), value.encode()) for name, value in headers.items()),
-        ]
-        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
-        lines.extend(name + b": " + value for name, value in pairs)
-        return b"\r\n".join([*lines, b"", body])
+    def _linger(self) -> None:
+        """End the connection, but read on for a while."""
+        self._is_deaf = True
+        self.transport.write_eof()
+        if self.is_read_paused:
+            self.resume_reading()
+        self._deadline.set(self.linger_s, self._end)
+
+    def _end(self) -> None:
+        """What was written is either taken by now, or has to be waited for."""
+        if self.transport.get_write_buffer_size():
+            self.transport.close()
+        else:
+            self.transport.abort()
 
     def _connections(self) -> int:
         return max(len(self.connections), len(self.tasks))
@@ -257,18 +408,11 @@ class InboundProtocol(HttpToolsProtocol):
         """Of the head that the parser has just completed, save spaces and line ends that say nothing."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
-    def _head_too_large(self) -> ApiError:
-        return ApiError(
-            431,
-            "request_headers_too_large",
-            f"The request line and headers are more than {self.head_max_bytes:,} bytes. Send less of them.",
-        )
 
-
-def _too_many(connections_max: int) -> ApiError:
-    return ApiError(
-        503,
-        "too_many_connections",
-        f"The router has {connections_max:,} connections and takes no more (server.connections_max). Try again.",
-        retry_after_s=_FULL_RETRY_AFTER_S,
-    )
+@lru_cache(maxsize=64)
+def _split(target: bytes) -> tuple[str, bytes, bytes]:
+    """The path of a request target, plain and as it came, and the query. There are few targets, and some 4 MiB of the
+    longest at most. Raises: what ends as a malformed request, where it is none."""
+    url = httptools.parse_url(target)
+    raw_path: bytes = url.path or b"/"
+    return urllib.parse.unquote(raw_path.decode("ascii")), raw_path, url.query or b""

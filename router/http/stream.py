@@ -32,7 +32,6 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
         pair for pair in answer.headers if pair[0] not in _NOT_PASSED_ON and not pair[0].startswith(b"x-router-")
     ]
     if answer.is_whole and not answer.is_stream:
-        headers.append((b"content-length", b"%d" % len(answer.preface)))
         await reply.whole(answer.status, headers, answer.preface)
         record.outcome = answer.outcome
         return

@@ -1,60 +1,142 @@
-"""The client's side of a call alone: how long a body may take, and how an answer ends whose reader is gone."""
+"""The client's side of a call alone: how long a body may take, when a client has left, and who hears of it."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from starlette.types import Message, Send
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from router.errors import ApiError, ErrorShape
-from router.http.client import Body, BufferBudget, ClientLeft, Reply
+from router.http.client import Body, BufferBudget, ClientLeft, ClientWatch, Reply
+from router.http.inbound import InboundProtocol
 from router.request import RequestRecord
 from tests.flow.jumping import JumpingLoop, run_on
+
+PIECE_HEAD = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def reply_to(send: Send) -> Reply:
     return Reply(send, RequestRecord("id", 0.0), ErrorShape.OPENAI)
 
 
-class Upload:
-    """A body that comes in pieces of `size_bytes`, one each `pause_s`; its last is the `pieces`th."""
+class Pipe(asyncio.Transport):
+    """A transport to nowhere: keeps what is written."""
 
-    def __init__(self, *, size_bytes: int, pause_s: float, pieces: int) -> None:
-        self._size_bytes = size_bytes
-        self._pause_s = pause_s
-        self._left = pieces
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.is_closed = False
 
-    async def receive(self) -> Message:
-        await asyncio.sleep(self._pause_s)
-        self._left -= 1
-        return {"type": "http.request", "body": b"x" * self._size_bytes, "more_body": self._left > 0}
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def write_eof(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
-async def length_of(upload: Upload, budget: BufferBudget) -> int:
-    with Body({"type": "http", "headers": []}, upload.receive, max_bytes=10**8, budget=budget) as body:
-        return len(await body.read())
+class Reading:
+    """An app that reads a body and keeps what came of it."""
+
+    def __init__(self) -> None:
+        self.budget = BufferBudget(10**8)
+        self.length = 0
+        self.refused: ApiError | None = None
+        self.has_left = False
+        self.over = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with Body(scope, receive, max_bytes=10**8, budget=self.budget) as body:
+                self.length = len(await body.read())
+        except ApiError as error:
+            self.refused = error
+        except ClientLeft:
+            self.has_left = True
+        self.over.set()
+        await reply_to(send).fail(self.refused or ApiError(400, "over", "Over."))
+
+
+async def upload(app: Reading, *, size_bytes: int, pause_s: float, pieces: int) -> Pipe:
+    """Send a body in pieces of `size_bytes`, one each `pause_s`, until it is over."""
+    connection, pipe = connect(app)
+    connection.data_received(PIECE_HEAD)
+    for _ in range(pieces):
+        await asyncio.sleep(pause_s)
+        if app.over.is_set():
+            return pipe
+        connection.data_received(b"%x\r\n" % size_bytes + b"x" * size_bytes + b"\r\n")
+    connection.data_received(b"0\r\n\r\n")
+    await app.over.wait()
+    connection.connection_lost(None)
+    return pipe
+
+
+def connect(app: Any) -> tuple[InboundProtocol, Pipe]:
+    """A connection to `app` in the running loop, and its other end."""
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
+    config.load()
+    connection, pipe = InboundProtocol(config, ServerState(), {}, asyncio.get_running_loop()), Pipe()
+    connection.connection_made(pipe)
+    return connection, pipe
+
+
+def uploaded(loop: JumpingLoop, **pace: Any) -> Reading:
+    async def test() -> Reading:
+        app = Reading()
+        await upload(app, **pace)
+        return app
+
+    return run_on(loop, test())
+
+
+# -- bodies ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_body_that_never_pauses_long_and_never_ends_is_given_up_all_the_same() -> None:
     """One byte a minute, less a second: every pause is allowed, and the whole would take for ever."""
-    loop, budget = JumpingLoop(), BufferBudget(10**8)
+    loop = JumpingLoop()
     begun_at_s = loop.time_s
 
-    with pytest.raises(ApiError) as refused:
-        run_on(loop, length_of(Upload(size_bytes=1, pause_s=59.0, pieces=10**6), budget))
+    app = uploaded(loop, size_bytes=1, pause_s=59.0, pieces=10**6)
 
-    assert (refused.value.status, refused.value.code) == (408, "upload_timeout")
-    assert refused.value.headers == {"connection": "close"}
-    assert loop.time_s - begun_at_s == pytest.approx(60.0, abs=0.1)
-    assert budget.used_bytes == 0
+    assert app.refused is not None
+    assert (app.refused.status, app.refused.code) == (408, "upload_timeout")
+    assert app.refused.headers == {"connection": "close"}
+    assert loop.time_s - begun_at_s == pytest.approx(118.0, abs=0.1)
+    assert app.budget.used_bytes == 0
+
+
+def test_a_body_that_pauses_too_long_is_given_up_then() -> None:
+    app = uploaded(JumpingLoop(), size_bytes=10**6, pause_s=61.0, pieces=2)
+
+    assert app.refused is not None
+    assert str(app.refused).startswith("408 upload_timeout: 0 bytes of the body came in 60 s")
 
 
 def test_a_body_that_comes_faster_than_the_least_rate_may_take_as_long_as_it_needs() -> None:
-    upload = Upload(size_bytes=101_000, pause_s=10.0, pieces=100)
+    app = uploaded(JumpingLoop(), size_bytes=101_000, pause_s=10.0, pieces=100)
 
-    length = run_on(JumpingLoop(), length_of(upload, BufferBudget(10**8)))
-
-    assert length == 100 * 101_000
+    assert (app.length, app.refused) == (100 * 101_000, None)
 
 
 def test_a_body_that_comes_slower_than_the_least_rate_gets_what_its_bytes_earned() -> None:
@@ -62,39 +144,184 @@ def test_a_body_that_comes_slower_than_the_least_rate_gets_what_its_bytes_earned
     loop = JumpingLoop()
     begun_at_s = loop.time_s
 
-    with pytest.raises(ApiError, match=r"5\d\d,000 bytes of the body came in 1\d\d s"):
-        run_on(loop, length_of(Upload(size_bytes=5_000, pause_s=1.0, pieces=10**6), BufferBudget(10**8)))
+    app = uploaded(loop, size_bytes=5_000, pause_s=1.0, pieces=10**6)
 
+    assert ",000 bytes of the body came in 1" in str(app.refused)
     assert loop.time_s - begun_at_s == pytest.approx(120.0, abs=2.0)
 
 
-async def test_an_answer_to_a_closed_transport_is_a_client_that_left_and_no_bug() -> None:
-    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
-        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-    writer.close()
-    await writer.wait_closed()
-    # uvloop closes its handle in a later step than the one that says so.
-    for _ in range(3):
+def test_a_body_that_came_with_its_head_is_read_without_a_wait() -> None:
+    async def test() -> bytes:
+        scope = {"type": "http", "headers": []}
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"abc", "more_body": False}
+
+        with Body(scope, receive, max_bytes=10, budget=BufferBudget(10)) as body:
+            reading = body.read()
+            try:
+                reading.send(None)
+            except StopIteration as end:
+                return bytes(end.value)
+        raise AssertionError("it waited")
+
+    assert asyncio.run(test()) == b"abc"
+
+
+# -- leaving ---------------------------------------------------------------------------------------------------------
+
+
+class Working:
+    """An app that reads its request and then works until it is stopped, watching its client."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.ending: type[BaseException] | None = None
+        self.task: asyncio.Task[Any] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.task = asyncio.current_task()
+        await receive()
+        try:
+            with ClientWatch(scope, reply_to(send)):
+                self.begun.set()
+                await asyncio.Event().wait()
+        except BaseException as error:
+            self.ending = type(error)
+            raise
+        finally:
+            self.ended.set()
+
+
+Leave = Callable[[InboundProtocol], object]
+LEAVING: dict[str, Leave] = {
+    "end of file": lambda connection: connection.eof_received(),
+    "reset": lambda connection: connection.connection_lost(ConnectionResetError()),
+    "both": lambda connection: (connection.eof_received(), connection.connection_lost(None)),
+}
+
+
+@pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
+def test_a_client_that_leaves_ends_the_work_for_it(leave: Leave, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> Working:
+        app = Working()
+        connection, _ = connect(app)
+        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        await app.begun.wait()
+        leave(connection)
+        await app.ended.wait()
+        return app
+
+    app = asyncio.run(test())
+
+    assert app.ending is ClientLeft
+    assert [record.message for record in caplog.records] == []
+
+
+def test_a_cancellation_from_elsewhere_stays_one_though_the_client_leaves_too() -> None:
+    async def test() -> Working:
+        app = Working()
+        connection, _ = connect(app)
+        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        await app.begun.wait()
+        assert app.task is not None
+        app.task.cancel()
+        connection.eof_received()
+        await app.ended.wait()
+        connection.connection_lost(None)
+        return app
+
+    app = asyncio.run(test())
+
+    assert app.ending is asyncio.CancelledError
+
+
+def test_a_client_that_left_before_it_was_watched_is_seen_at_once() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(0)
+        with ClientWatch(scope, reply_to(send)):
+            raise AssertionError("there is nobody to work for")
 
-    async def send(message: Any) -> None:
-        writer.transport.write(b"x")
+    async def test() -> bool:
+        connection, _ = connect(app)
+        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        (task,) = connection.tasks
+        connection.eof_received()
+        await asyncio.wait({task})
+        connection.connection_lost(None)
+        return not connection.tasks
 
-    with pytest.raises(ClientLeft):
-        await reply_to(send).write(b"x")
+    assert asyncio.run(test())
 
 
-async def test_a_client_that_the_server_calls_gone_has_left() -> None:
+def test_a_client_that_has_its_whole_answer_cannot_leave_any_more() -> None:
+    async def test() -> list[str]:
+        seen: list[str] = []
+        over, may_end = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            reply = reply_to(send)
+            with ClientWatch(scope, reply):
+                await reply.whole(200, (), b"ok")
+                seen.append("answered")
+                await may_end.wait()
+                seen.append("done")
+            over.set()
+
+        connection, _ = connect(app)
+        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        await asyncio.sleep(0)
+        connection.eof_received()
+        connection.connection_lost(None)
+        may_end.set()
+        await over.wait()
+        return seen
+
+    assert asyncio.run(test()) == ["answered", "done"]
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+async def after_loss(act: Callable[[Reply], Awaitable[None]]) -> None:
+    """What `act` raises where the transport is closed, though the connection has not been told yet."""
+    raised: list[BaseException] = []
+    over = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        pipe.close()
+        try:
+            await act(reply_to(send))
+        except ClientLeft as error:
+            raised.append(error)
+        over.set()
+
+    connection, pipe = connect(app)
+    connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    await over.wait()
+    connection.connection_lost(None)
+    assert len(raised) == 1
+    assert pipe.written == b""
+
+
+def test_an_answer_to_a_closed_transport_is_a_client_that_left_and_no_bug() -> None:
+    asyncio.run(after_loss(lambda reply: reply.start(200, ())))
+    asyncio.run(after_loss(lambda reply: reply.whole(200, (), b"x")))
+    asyncio.run(after_loss(lambda reply: reply.fail(ApiError(400, "x", "x"))))
+
+
+def test_a_client_that_the_server_calls_gone_has_left() -> None:
     async def send(message: Any) -> None:
         raise ConnectionResetError
 
     with pytest.raises(ClientLeft):
-        await reply_to(send).write(b"x")
+        asyncio.run(reply_to(send).write(b"x"))
 
 
-async def test_an_answer_that_breaks_the_servers_rules_stays_a_bug() -> None:
+def test_an_answer_that_breaks_the_servers_rules_stays_a_bug() -> None:
     async def send(message: Any) -> None:
-        raise RuntimeError("Response content longer than Content-Length")
+        raise RuntimeError("the answer's body and its content-length differ")
 
-    with pytest.raises(RuntimeError, match="longer"):
-        await reply_to(send).write(b"x")
+    with pytest.raises(RuntimeError, match="differ"):
+        asyncio.run(reply_to(send).write(b"x"))

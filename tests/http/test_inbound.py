@@ -200,15 +200,31 @@ BROKEN = {
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "no target": b"GET\r\n\r\n",
     "bad target": b"CONNECT x HTTP/1.1\r\n\r\n",
+    "target of another alphabet": b"GET /\xc3\xa9 HTTP/1.1\r\n\r\n",
     "bad length": b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
-async def test_what_is_no_request_is_told_so_in_the_standard_shape(stack: Stack, broken: bytes) -> None:
+async def test_what_is_no_request_is_told_so_in_the_standard_shape(
+    stack: Stack, broken: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     answer = await exchange(stack.port, broken)
 
     assert code_of(answer) == (400, "malformed_request")
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_bug_while_a_request_is_taken_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(InboundProtocol, "_begin", lambda self: 1 / 0)
+
+    async with serving(App()) as port:
+        answer = await exchange(port, request("/"))
+
+    assert code_of(answer) == (400, "malformed_request")
+    assert "a request could not be taken" in caplog.messages
 
 
 async def test_a_body_whose_framing_breaks_ends_as_the_clients_fault(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from router.http.inbound import InboundProtocol
 from tests.http.scripted import Answering, ScriptedEngine, says
 from tests.http.setting import CHAT_TOKENS, LONG_TOKENS, chat_body
 from tests.http.stack import Stack, new_client, stack_of, until
@@ -128,7 +129,7 @@ async def test_an_upload_that_stops_half_way_and_leaves_reaches_no_engine_and_is
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-async def test_bodies_beyond_what_the_process_may_hold_are_a_503_until_others_are_done(bounded: Bounded) -> None:
+async def test_bodies_beyond_what_the_process_may_hold_are_a_429_until_others_are_done(bounded: Bounded) -> None:
     bounded.answer_with(silent)
     body = with_image(BODY_MAX)
     holders = [asyncio.create_task(bounded.stack.post("/v1/chat/completions", body)) for _ in range(3)]
@@ -142,7 +143,7 @@ async def test_bodies_beyond_what_the_process_may_hold_are_a_503_until_others_ar
     bounded.answer_with(says())
     served = await bounded.stack.chat(max_tokens=2)
 
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "request_buffers_full")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "request_buffers_full")
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert served.status_code == 200
 
@@ -175,7 +176,7 @@ async def test_health_and_streams_go_on_while_large_prompts_are_read_and_counted
 async def test_an_upload_that_goes_silent_is_told_so_and_its_connection_closed(
     bounded: Bounded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.http.client._UPLOAD_IDLE_S", 0.05)
+    monkeypatch.setattr(InboundProtocol, "upload_idle_s", 0.05)
     whole = request("/v1/chat/completions", with_image(MIB))
 
     async with Wire(bounded.stack.port) as wire:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from router.http.inbound import InboundProtocol
 from router.policy.outcome import Outcome
 from router.sim.faults import FaultKind, FaultRule, Faults
 from tests.http.scripted import ScriptedEngine, chunk, says
@@ -130,7 +131,7 @@ async def test_a_client_that_leaves_while_back_in_line_after_a_refusal_left_wait
 async def test_a_client_that_reads_nothing_any_more_is_given_up_and_its_engine_is_told(
     raw: tuple[Stack, ScriptedEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.http.client._WRITE_STALL_S", 0.1)
+    monkeypatch.setattr(InboundProtocol, "reader_stall_s", 0.1)
     stack, engine = raw
     closed = asyncio.Event()
 
@@ -156,7 +157,7 @@ async def test_a_client_that_reads_nothing_any_more_is_given_up_and_its_engine_i
 
 
 async def test_the_connection_of_a_client_that_reads_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.http.client._WRITE_STALL_S", 0.1)
+    monkeypatch.setattr(InboundProtocol, "reader_stall_s", 0.1)
     monkeypatch.setattr("router.cli.serve._READER_STALL_MS", 300)
 
     async def torrent(_: SeenRequest, connection: Connection) -> None:

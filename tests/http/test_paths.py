@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 
+from router.http.routes import INFERENCE_PATHS
 from tests.http.scripted import ScriptedEngine, says
 from tests.http.setting import chat_body
 from tests.http.stack import Stack, fresh
 from tests.http.wire import Wire, exchange, request
 
+#: Routes that GET has, with what it says there.
+WITH_HEAD = {
+    "/v1/models": 200,
+    "/v1/models/llama": 200,
+    "/v1/models/none": 404,
+    "/v1/responses/none": 404,
+    "/healthz": 200,
+    "/readyz": 200,
+    "/metrics": 200,
+}
 BODY = json.dumps(chat_body(max_tokens=2)).encode()
 
 
@@ -55,7 +66,7 @@ async def test_a_wrong_method_is_a_405_that_says_which_is_right(stack: Stack, me
     assert answer.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/healthz", "/nothing", "/v1/messages"])
+@pytest.mark.parametrize("path", [*INFERENCE_PATHS, *WITH_HEAD, "/nothing"])
 async def test_head_has_an_empty_body_and_a_true_status(stack: Stack, path: str) -> None:
     async with Wire(stack.port) as wire:
         await wire.send(request(path, method="HEAD"))
@@ -63,7 +74,7 @@ async def test_head_has_an_empty_body_and_a_true_status(stack: Stack, path: str)
         await wire.send(request("/healthz", method="GET"))
         following, _, body = await wire.answer()
 
-    assert status == {"/v1/models": 200, "/healthz": 200, "/nothing": 404}.get(path, 405)
+    assert status == {**WITH_HEAD, "/nothing": 404}.get(path, 405)
     assert (following, json.loads(body)) == (200, {"status": "ok"})
 
 

@@ -1,0 +1,368 @@
+"""One request and its answer on a client's connection, as ASGI 3 has them: `receive` and `send`.
+
+Rules:
+- The head of an answer of known length is written together with its first bytes; that of a stream at once.
+- A client that holds its body back (`Expect`) is asked for it when the application asks, and not before.
+- Once the client is gone, `receive` says so, `send` raises, and who watches is called.
+
+Time is the connection's: it ends what takes too long and says so here. Nothing here knows routes, keys or models.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Scope
+from uvicorn.server import ServerState
+
+from router.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+#: Where in `scope["extensions"]` the `Exchange` of a request stands.
+EXTENSION = "router.exchange"
+
+_GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
+#: What may stand in no value of a header: all control characters but the tab.
+_CONTROLS = bytes(set(range(32)) - {9}) + b"\x7f"
+#: And in no name. Source: RFC 9110, 5.6.2 (what a token may hold).
+_TOKEN_MARKS = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
+#: Names already checked, as they are written. Bounded, because an engine may make up names.
+_FIELDS: dict[bytes, bytes] = {}
+_FIELDS_MAX = 512
+#: These are written here, whatever the application says in them.
+_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+#: Statuses whose answers have no body. Source: RFC 9112, 6.3.
+_NO_CONTENT = 204
+_BODILESS = frozenset({_NO_CONTENT, 304})
+
+
+class Line(Protocol):
+    """What an exchange needs of its connection."""
+
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    is_write_paused: bool
+    is_read_paused: bool
+    server_state: ServerState
+
+    def awaits_body(self) -> None:
+        """The application waits for more of the body."""
+
+    def awaits_reader(self) -> None:
+        """It waits for the client to take what was written."""
+
+    def resume_reading(self) -> None: ...
+
+    def answered(self, exchange: "Exchange") -> None:
+        """All of the answer is written."""
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = (
+        "_expects_go_on",
+        "_head",
+        "_is_bodiless",
+        "_is_chunked",
+        "_is_told",
+        "_left_bytes",
+        "_line",
+        "_on_left",
+        "_speaks_1_0",
+        "_waiters",
+        "is_complete",
+        "is_gone",
+        "is_started",
+        "keep_alive",
+        "late",
+        "more_body",
+        "parts",
+        "task",
+        "unread_bytes",
+    )
+
+    def __init__(
+        self,
+        line: Line,
+        *,
+        is_head: bool,
+        speaks_1_0: bool,
+        keep_alive: bool,
+        expects_go_on: bool,
+    ) -> None:
+        self._line = line
+        #: The head that is to go out with the first bytes.
+        self._head = b""
+        self._is_bodiless = is_head
+        self._is_chunked = False
+        #: Of an answer of known length, what is still to come.
+        self._left_bytes: int | None = None
+        self._expects_go_on = expects_go_on
+        self._speaks_1_0 = speaks_1_0
+        #: Whether the application had the last piece of the body.
+        self._is_told = False
+        self._waiters: list[asyncio.Future[None]] | None = None
+        self._on_left: Callable[[], None] | None = None
+        self.keep_alive = keep_alive
+        #: Pieces of the body that came and were not taken yet.
+        self.parts: list[bytes] = []
+        self.unread_bytes = 0
+        self.more_body = True
+        self.is_started = False
+        self.is_complete = False
+        self.is_gone = False
+        #: Why the body is not waited for any longer.
+        self.late: ApiError | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    async def run(self, app: ASGIApp, scope: Scope, tasks: set[asyncio.Task[None]]) -> None:
+        """The call, in a task of its own that stands in `tasks` until it is over."""
+        try:
+            await app(scope, self.receive, self.send)
+            if not (self.is_complete or self._is_lost):
+                if self.late is None:
+                    log.error("the call ended without a whole answer")
+                self._give_up()
+        except Exception as error:
+            # The one boundary: a bug of ours must end as an answer and in the log.
+            if not (self._is_lost and isinstance(error, ConnectionError)):
+                log.exception("the call failed")
+            self._give_up()
+        except BaseException:
+            self._line.transport.close()
+            raise
+        finally:
+            # Not as a callback of the task, which costs a turn of the loop: a task that is cancelled before it began
+            # stays in the set, and only a server that stops for good does that.
+            if self.task is not None:
+                tasks.discard(self.task)
+                self.task = None
+
+    # -- the application's side ------------------------------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """ASGI's: the next piece of the body, or that there is nobody to send one."""
+        while True:
+            if self.is_gone or self.is_complete or self.late is not None:
+                return {"type": "http.disconnect"}
+            if self.parts or not (self.more_body or self._is_told):
+                break
+            if self._expects_go_on:
+                self._expects_go_on = False
+                self._line.transport.write(_GO_ON)
+            if self.more_body:
+                self._line.awaits_body()
+            await self._wait()
+        body = b"".join(self.parts)
+        self.parts.clear()
+        self.unread_bytes = 0
+        self._is_told = not self.more_body
+        # A client that sends without being asked need not be asked any more.
+        self._expects_go_on = False
+        if self._line.is_read_paused:
+            self._line.resume_reading()
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def send(self, message: Message) -> None:
+        """ASGI's. Raises: `ConnectionResetError` if the client is gone, `RuntimeError` for a message out of place."""
+        line = self._line
+        if line.is_write_paused:
+            await self._drain()
+        if self.is_gone or line.transport.is_closing():
+            raise ConnectionResetError
+        kind = message["type"]
+        if not self.is_started:
+            if kind != "http.response.start":
+                raise RuntimeError(f"an answer begins with 'http.response.start', not with {kind!r}")
+            self._start(message["status"], message.get("headers", ()))
+        elif kind != "http.response.body" or self.is_complete:
+            raise RuntimeError(f"{kind!r} has no place in an answer that {'ended' if self.is_complete else 'began'}")
+        else:
+            self._write(message.get("body", b""), more_body=message.get("more_body", False))
+
+    def watch(self, on_left: Callable[[], None] | None) -> None:
+        """Call `on_left` once, from the event loop, if the client leaves before it has its whole answer. One at a
+        time watches; None: nobody any more."""
+        self._on_left = on_left
+
+    # -- the connection's side -------------------------------------------------------------------------------------
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the client has, or may have, some of the answer."""
+        return self.is_started and not self._head
+
+    @property
+    def is_all_out(self) -> bool:
+        """Whether the client can know that it has the whole answer, though the call is not over."""
+        return self.is_out and self._left_bytes == 0
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether writing has no sense any more; a transport may be closed some turns of the loop before it says so."""
+        return self.is_gone or self._line.transport.is_closing()
+
+    def wake(self) -> None:
+        """Something changed that `receive` or `send` may wait for."""
+        if self._waiters:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def lose(self) -> None:
+        """The client is gone, or will get nothing more."""
+        self.is_gone = True
+        on_left, self._on_left = self._on_left, None
+        if on_left is not None:
+            on_left()
+        self.wake()
+
+    async def _drain(self) -> None:
+        while self._line.is_write_paused and not self.is_gone:
+            self._line.awaits_reader()
+            await self._wait()
+
+    async def _wait(self) -> None:
+        waiter = self._line.loop.create_future()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+
+    # -- the answer on the wire ------------------------------------------------------------------------------------
+
+    def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        lines: list[bytes] = []
+        for name, value in headers:
+            field = _FIELDS.get(name)
+            if field is not None:
+                lines.append(field + value)
+            elif name == b"content-length" and self._left_bytes is None:
+                self._left_bytes = int(value)
+            elif name.lower() in _FRAMING:
+                self._note_framing(name.lower(), value)
+            else:
+                lines.append(_new_field(name.lower()) + value)
+        fields = b"".join(lines)
+        if len(fields) - len(fields.translate(None, _CONTROLS)) != 2 * len(lines):
+            raise RuntimeError("a header's value has a control character in it")
+        self.is_started = True
+        line = self._line
+        head = _status_lines.of(status, line.server_state.default_headers) + fields + self._framing(status)
+        if self._left_bytes is None and not self._is_bodiless:
+            line.transport.write(head)
+        else:
+            self._head = head
+
+    def _note_framing(self, name: bytes, value: bytes) -> None:
+        """What else the application says of the framing, which is written once all of it is known."""
+        if name == b"content-length":
+            if self._left_bytes not in (None, int(value)):
+                raise RuntimeError("two lengths for one answer")
+            self._left_bytes = int(value)
+        elif name == b"connection" and b"close" in value.lower():
+            self.keep_alive = False
+
+    def _framing(self, status: int) -> bytes:
+        """The last lines of the head: how its body ends, and whether the connection does with it."""
+        if self._expects_go_on:
+            # Whether the body still comes is the client's choice, so a next request could not be told from it.
+            self.keep_alive = False
+        if status in _BODILESS:
+            self._is_bodiless = True
+            if status == _NO_CONTENT:
+                self._left_bytes = None
+        if self._left_bytes is not None:
+            ends = b"\r\ncontent-length: %d" % self._left_bytes
+        elif self._is_bodiless:
+            ends = b""
+        elif self._speaks_1_0:
+            ends, self.keep_alive = b"", False
+        else:
+            ends, self._is_chunked = b"\r\ntransfer-encoding: chunked", True
+        return ends + (b"\r\n\r\n" if self.keep_alive else b"\r\nconnection: close\r\n\r\n")
+
+    def _write(self, body: bytes, *, more_body: bool) -> None:
+        if self._is_bodiless:
+            data = b""
+        elif self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not more_body:
+                data += _LAST_CHUNK
+        else:
+            data = body
+            if self._left_bytes is not None:
+                self._left_bytes -= len(body)
+                if self._left_bytes < 0 or (self._left_bytes > 0 and not more_body):
+                    raise RuntimeError("the answer's body and its content-length differ")
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data:
+            self._line.transport.write(data)
+        if not more_body:
+            self.is_complete = True
+            self._on_left = None
+            self.wake()
+            self._line.answered(self)
+
+    def _give_up(self) -> None:
+        """An error for an answer, or the end of the connection where some of another is out already."""
+        if self.is_complete or self._is_lost:
+            return
+        if self.is_out or self.late is not None:
+            self._line.transport.close()
+            return
+        error = ApiError(500, "internal_error", "The router failed on this request; see its log.")
+        self.is_started, self._head, self._left_bytes = False, b"", None
+        headers = [(name.encode(), value.encode()) for name, value in error.response_headers().items()]
+        body = error.body()
+        self.keep_alive = False
+        self._start(error.status, [*headers, (b"content-length", b"%d" % len(body))])
+        self._write(body, more_body=False)
+
+
+class StatusLines:
+    """The first lines of every answer: its status, and the server's default headers (its date, renewed each second)."""
+
+    def __init__(self) -> None:
+        self._defaults: list[tuple[bytes, bytes]] = []
+        self._lines: dict[int, bytes] = {}
+
+    def of(self, status: int, defaults: list[tuple[bytes, bytes]]) -> bytes:
+        """Without the line end after them. `defaults` is another list whenever something in it is new."""
+        if defaults is not self._defaults:
+            self._defaults = defaults
+            self._lines = {}
+        line = self._lines.get(status)
+        if line is None:
+            try:
+                phrase = HTTPStatus(status).phrase
+            except ValueError:
+                phrase = ""
+            line = b"".join(
+                [b"HTTP/1.1 %d %b" % (status, phrase.encode()), *(b"\r\n%b: %b" % pair for pair in defaults)]
+            )
+            self._lines[status] = line
+        return line
+
+
+def _new_field(name: bytes) -> bytes:
+    """How `name`, in lower case, is written between two values. Raises: `RuntimeError` for what is no name."""
+    if not name or not _TOKEN_MARKS.issuperset(name):
+        raise RuntimeError(f"{name[:100]!r} is no name of a header")
+    field = b"\r\n" + name + b": "
+    if len(_FIELDS) < _FIELDS_MAX:
+        _FIELDS[name] = field
+    return field
+
+
+#: Shared by all connections, which have one server.
+_status_lines = StatusLines()
