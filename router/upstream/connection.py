@@ -15,6 +15,7 @@ idle connections are closed after 4 s, before vLLM's 5 s, and a kept one is look
 import asyncio
 import errno
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import cache
 from urllib.parse import quote, urlsplit
@@ -75,7 +76,10 @@ class EngineUpstream:
         self._own_lines = b"".join([b"%b: %b\r\n" % pair for pair in own])
         #: By method and path.
         self._request_lines: dict[tuple[str, str], bytes] = {}
-        self._places = asyncio.Semaphore(connections_max)
+        #: Connections that may still be taken or made.
+        self._places_free = connections_max
+        #: Who waits for a place, in the order in which they came.
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self._busy: set[Wire] = set()
         #: Idle for the longest first.
         self._idle: list[Wire] = []
@@ -90,10 +94,10 @@ class EngineUpstream:
         before the prefill. Raises also `ConnectionsBusy` where no connection came free within `connect_s`,
         `SocketsExhausted`, and `ApiError` for a path that no URL can hold."""
         head = self._head(request)
-        if self._places.locked():
-            await self._wait_for_place(connect_s)
+        if self._places_free and not self._waiters:
+            self._places_free -= 1
         else:
-            await self._places.acquire()
+            await self._wait_for_place(connect_s)
         wire = self._take() or await self._connected(connect_s)
         response = wire.ask(is_head_only=request.method == "HEAD", first_byte_s=first_byte_s, idle_s=idle_s)
         try:
@@ -123,7 +127,7 @@ class EngineUpstream:
 
     def keep(self, wire: Wire) -> None:
         self._busy.discard(wire)
-        self._places.release()
+        self._free_place()
         wire.idle_since_s = wire.loop.time()
         self._idle.append(wire)
         if self._expiry is None:
@@ -132,18 +136,36 @@ class EngineUpstream:
     def forget(self, wire: Wire) -> None:
         if wire in self._busy:
             self._busy.discard(wire)
-            self._places.release()
+            self._free_place()
         elif wire in self._idle:
             self._idle.remove(wire)
 
     # -- connections ------------------------------------------------------------------------------------------------
 
+    def _free_place(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                # The place passes on without ever being free: whoever comes now cannot overtake.
+                waiter.set_result(None)
+                return
+        self._places_free += 1
+
     async def _wait_for_place(self, connect_s: float) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         try:
             async with asyncio.timeout(connect_s):
-                await self._places.acquire()
-        except TimeoutError as error:
-            raise ConnectionsBusy(f"{self.name}: no free connection within {connect_s:g} s") from error
+                await waiter
+        except BaseException as error:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            elif waiter.done() and not waiter.cancelled():
+                # It was given in the moment of leaving.
+                self._free_place()
+            if isinstance(error, TimeoutError):
+                raise ConnectionsBusy(f"{self.name}: no free connection within {connect_s:g} s") from error
+            raise
 
     def _take(self) -> Wire | None:
         """A kept connection, now busy. The last is the likeliest to be open still."""

@@ -318,13 +318,14 @@ class Wire(asyncio.Protocol):
             self._end(response)
         elif self._barren_bytes > BARREN_MAX_BYTES:
             response.fail(UpstreamLost(f"more than {BARREN_MAX_BYTES:,} bytes of head, trailers or chunk extensions"))
-        elif response.waiter is not None:
+        else:
             if response.pieces:
                 response.wake()
-        elif self._unread_bytes > UNREAD_MAX_BYTES and not self._is_paused:
-            self._is_paused = True
-            assert self._transport is not None
-            self._transport.pause_reading()
+            # Also where a reader waits: a loop may read the socket many times before it runs a task.
+            if self._unread_bytes > UNREAD_MAX_BYTES and not self._is_paused:
+                self._is_paused = True
+                assert self._transport is not None
+                self._transport.pause_reading()
 
     def eof_received(self) -> None:
         self._closed(None)
