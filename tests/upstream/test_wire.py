@@ -494,6 +494,7 @@ def test_a_client_that_does_not_read_stops_the_engine_and_not_this_process() -> 
             await served.send(piece(b"x" * 65536))
             sent += 65536
         await served.send(piece(b""))
+        await served.closed()
 
     async def test() -> None:
         async with RawServer(script) as server:
@@ -511,6 +512,7 @@ def test_a_client_that_does_not_read_stops_the_engine_and_not_this_process() -> 
             while part := await response.read():
                 size += len(part)
                 most = max(most, len(part))
+
             assert (size, sent) == (64 << 20, 64 << 20)
             assert most <= UNREAD_MAX_BYTES + 256 * 1024
             await it.aclose()
@@ -627,6 +629,7 @@ def test_a_read_that_is_cancelled_loses_no_byte() -> None:
             await served.send(piece(b"%d," % number))
             await asyncio.sleep(0)
         await served.send(piece(b""))
+        await served.closed()
 
     async def test() -> None:
         rng = random.Random(7)
