@@ -19,7 +19,7 @@ import pytest
 
 from router.config.model import EngineConfig
 from router.policy.lifecycle import EngineState, LifecycleEvent
-from router.upstream import connection, wire
+from router.upstream import address, connection, wire
 from router.upstream.api import (
     ConnectFailed,
     SocketsExhausted,
@@ -30,7 +30,8 @@ from router.upstream.api import (
 )
 from router.upstream.connection import EngineUpstream
 from router.upstream.engine import Engine
-from router.upstream.wire import BARREN_MAX_BYTES, UNREAD_MAX_BYTES, WireResponse
+from router.upstream.response import WireResponse
+from router.upstream.wire import BARREN_MAX_BYTES, UNREAD_MAX_BYTES
 from tests.flow.jumping import JumpingLoop, run_on
 
 from .fakes import STREAM_HEAD, Connection, RawServer, SeenRequest, answer, piece, read, rest_of, run, serve
@@ -796,6 +797,11 @@ def test_closing_while_a_read_waits_ends_the_read() -> None:
     run(test())
 
 
+def test_an_engine_with_many_seats_has_a_connection_for_each_and_some_for_probes() -> None:
+    assert connection.connections_for(256) == connection.CONNECTIONS_MAX
+    assert connection.connections_for(1_024) > 1_024
+
+
 def test_waiting_for_a_place_is_first_come_first_served_and_a_place_given_to_a_leaver_passes_on() -> None:
     release = asyncio.Event()
 
@@ -897,7 +903,7 @@ def test_an_engine_behind_tls_is_asked_by_its_name_and_only_if_its_certificate_i
             with pytest.raises(ConnectFailed, match="CERTIFICATE_VERIFY_FAILED"):
                 await ask(distrusting)
             trusted = ssl.create_default_context(cafile=str(certificate))
-            monkeypatch.setattr(connection, "_tls", lambda: trusted)
+            monkeypatch.setattr(address, "_tls", lambda: trusted)
             bodies = [await read(await ask(trusting)) for _ in range(3)]
 
             assert bodies == [f"localhost:{port}".encode()] * 3
