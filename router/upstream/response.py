@@ -92,7 +92,9 @@ class WireResponse:
             await waiter
         finally:
             self.waiter = None
-            wire.deadline_s = math.inf
+            # Of a whole answer the connection may be somebody else's by now.
+            if self.wire is not None:
+                wire.deadline_s = math.inf
         if self.error is not None and not self.pieces:
             raise self.error
 

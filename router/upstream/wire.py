@@ -114,7 +114,9 @@ class Wire(asyncio.Protocol):
     def is_usable(self) -> bool:
         """Whether the idle connection is still what it was. A close by the other side that the loop has not told of yet
         lies in the socket, and so do bytes that nobody asked for."""
-        return not self.is_dropped and (self._poll is None or not self._poll.poll(0))
+        if self.is_dropped or self._transport is None or self._transport.is_closing():
+            return False
+        return self._poll is None or not self._poll.poll(0)
 
     def ask(self, *, is_head_only: bool, first_byte_s: float, idle_s: float) -> WireResponse:
         """Begin a request, which `send` writes. Its first-byte limit runs from here."""
@@ -272,6 +274,7 @@ class Wire(asyncio.Protocol):
             self._may_stay = False
         assert self._transport is not None
         self._response = None
+        self.deadline_s = math.inf
         response.is_whole = True
         response.wire = None
         if not self._may_stay or self._is_sending or self._transport.get_write_buffer_size():

@@ -545,6 +545,9 @@ class InMemory(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
     def abort(self) -> None:
         self.is_aborted = True
 
@@ -593,6 +596,29 @@ def test_a_silent_socket_ends_at_the_first_byte_limit_wherever_the_alarm_stood(h
         assert (caught.value.phase, len(line.written)) == ("first_byte", 2)
         assert loop.time() - began_s == pytest.approx(50)
         check_at_rest(it)
+
+    run_on(JumpingLoop(), test())
+
+
+def test_a_request_that_takes_over_a_connection_in_the_tick_it_came_free_keeps_its_own_limit() -> None:
+    async def test() -> None:
+        line = InMemory()
+        it = EngineUpstream("e", "http://x", api_key=None, connections_max=1, connect=line.connect)
+        loop = asyncio.get_running_loop()
+        asking = asyncio.create_task(ask(it, first_byte_s=600))
+        await asyncio.sleep(1)
+        line.protocol_received(STREAM_HEAD)
+        first = asyncio.create_task(read(await asking))
+        second = asyncio.create_task(ask(it, first_byte_s=7))
+        await asyncio.sleep(1)
+        line.protocol_received(piece(b"all") + piece(b""))
+        taken_over_s = loop.time()
+        assert await first == b"all"
+
+        with pytest.raises(UpstreamTimeout):
+            await asyncio.wait_for(second, 1_000)
+
+        assert loop.time() - taken_over_s == pytest.approx(7)
 
     run_on(JumpingLoop(), test())
 
