@@ -37,7 +37,7 @@ from router.queue.open import open_queue
 from router.queue.redis import QueueUnfit, RedisQueue
 from router.queue.store import QueueDown
 from router.tokens.count import build_counter
-from router.upstream.connection import EngineUpstream
+from router.upstream.connection import EngineUpstream, connections_for
 from router.upstream.engine import Engine
 from router.upstream.health import EngineMonitor
 from router.upstream.relay import Relay
@@ -154,7 +154,7 @@ class Runtime:
 
     async def _model_service(self, model: ModelConfig, relays: list[Relay]) -> ModelService:
         names = dict.fromkeys(name for pool in model.pools for name in pool.engines)
-        engines = {name: self._engine(name) for name in names}
+        engines = {name: self._engine(name, model) for name in names}
         gate = Gate(
             Admission(
                 self._rules(model), self._limits(model), dict.fromkeys(names, self._share(_least_capacity(model)))
@@ -173,9 +173,10 @@ class Runtime:
         flow = ModelFlow(model, gate, line, engines, way_out, self._clock, self._metrics)
         return ModelService(model, counter, flow)
 
-    def _engine(self, name: str) -> Engine:
+    def _engine(self, name: str, model: ModelConfig) -> Engine:
         config = self._config.engines[name]
-        upstream = EngineUpstream(name, config.url, api_key=config.api_key)
+        seats = sum(pool.max_num_seqs for pool in model.pools if name in pool.engines)
+        upstream = EngineUpstream(name, config.url, api_key=config.api_key, connections_max=connections_for(seats))
         self._cleanup.push_async_callback(upstream.aclose)
         return Engine(config, upstream, self._clock)
 

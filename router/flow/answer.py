@@ -145,8 +145,11 @@ class Answer:
                     self.is_whole = not chunk
                     for event in self._splitter.feed(chunk) if chunk else self._splitter.flush():
                         if found is None and event.kind == "data":
-                            kind = first_event_kind(event)
-                            found = kind if kind.kind != "data" or kind.has_output else None
+                            meaning = first_event_kind(event)
+                            if meaning.has_output:
+                                self.saw_output()
+                            if meaning.kind != "data" or meaning.has_output:
+                                found = meaning
                         held.append(self._event(event))
                     if not chunk and found is None:
                         found = FirstEvent("done")

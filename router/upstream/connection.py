@@ -14,13 +14,13 @@ idle connections are closed after 4 s, before vLLM's 5 s, and a kept one is look
 
 import asyncio
 import errno
-import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import cache
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from router.config.model import Secret
 from router.errors import bad_request
+from router.upstream.address import PATH_SAFE, Address
 from router.upstream.api import (
     ConnectFailed,
     ConnectionsBusy,
@@ -29,16 +29,17 @@ from router.upstream.api import (
     UpstreamRequest,
 )
 from router.upstream.headers import header_lines, own_headers
-from router.upstream.wire import JOINED_MAX_BYTES, Wire, WireResponse
+from router.upstream.response import WireResponse
+from router.upstream.wire import JOINED_MAX_BYTES, Wire
 
 #: vLLM closes an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE).
 KEEPALIVE_EXPIRY_S = 4.0
 CONNECTIONS_MAX = 512
+#: Besides requests that have a seat on the engine: probes, and calls that only tokenize.
+_CONNECTIONS_SPARE = 64
 
 #: vLLM's server refuses longer request lines.
 _PATH_MAX_BYTES = 60_000
-#: Every printable ASCII character is left as the client wrote it.
-_PATH_SAFE = "".join(chr(code) for code in range(0x21, 0x7F))
 #: Ready-made request lines; clients use a handful of paths, and no query string of theirs fills memory.
 _LINES_MAX = 64
 _LINE_MAX_BYTES = 256
@@ -48,6 +49,12 @@ _NO_SOCKET = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM,
 #: Connects a protocol that the given function makes, or raises `OSError`. The seam for tests: whatever transport the
 #: protocol is given, it uses.
 Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
+
+
+def connections_for(seats: int) -> int:
+    """How many connections an engine needs that works on `seats` requests at a time: what has a seat never waits for a
+    connection."""
+    return max(CONNECTIONS_MAX, seats + _CONNECTIONS_SPARE)
 
 
 class EngineUpstream:
@@ -68,14 +75,17 @@ class EngineUpstream:
         Raises: `ValueError` for a URL that cannot be used.
         """
         self.name = name
-        address = _Address(name, base_url)
+        address = Address(name, base_url)
         self._connect = connect or address.connect
         self._prefix = address.path
         own = [(b"host", address.host_header), *own_headers(None if api_key is None else api_key.reveal())]
         self._own_lines = b"".join([b"%b: %b\r\n" % pair for pair in own])
         #: By method and path.
         self._request_lines: dict[tuple[str, str], bytes] = {}
-        self._places = asyncio.Semaphore(connections_max)
+        #: Connections that may still be taken or made.
+        self._places_free = connections_max
+        #: Who waits for a place, in the order in which they came.
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self._busy: set[Wire] = set()
         #: Idle for the longest first.
         self._idle: list[Wire] = []
@@ -90,10 +100,10 @@ class EngineUpstream:
         before the prefill. Raises also `ConnectionsBusy` where no connection came free within `connect_s`,
         `SocketsExhausted`, and `ApiError` for a path that no URL can hold."""
         head = self._head(request)
-        if self._places.locked():
-            await self._wait_for_place(connect_s)
+        if self._places_free and not self._waiters:
+            self._places_free -= 1
         else:
-            await self._places.acquire()
+            await self._wait_for_place(connect_s)
         wire = self._take() or await self._connected(connect_s)
         response = wire.ask(is_head_only=request.method == "HEAD", first_byte_s=first_byte_s, idle_s=idle_s)
         try:
@@ -123,7 +133,7 @@ class EngineUpstream:
 
     def keep(self, wire: Wire) -> None:
         self._busy.discard(wire)
-        self._places.release()
+        self._free_place()
         wire.idle_since_s = wire.loop.time()
         self._idle.append(wire)
         if self._expiry is None:
@@ -132,18 +142,36 @@ class EngineUpstream:
     def forget(self, wire: Wire) -> None:
         if wire in self._busy:
             self._busy.discard(wire)
-            self._places.release()
+            self._free_place()
         elif wire in self._idle:
             self._idle.remove(wire)
 
     # -- connections ------------------------------------------------------------------------------------------------
 
+    def _free_place(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                # The place passes on without ever being free: whoever comes now cannot overtake.
+                waiter.set_result(None)
+                return
+        self._places_free += 1
+
     async def _wait_for_place(self, connect_s: float) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         try:
             async with asyncio.timeout(connect_s):
-                await self._places.acquire()
-        except TimeoutError as error:
-            raise ConnectionsBusy(f"{self.name}: no free connection within {connect_s:g} s") from error
+                await waiter
+        except BaseException as error:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            elif waiter.done() and not waiter.cancelled():
+                # It was given in the moment of leaving.
+                self._free_place()
+            if isinstance(error, TimeoutError):
+                raise ConnectionsBusy(f"{self.name}: no free connection within {connect_s:g} s") from error
+            raise
 
     def _take(self) -> Wire | None:
         """A kept connection, now busy. The last is the likeliest to be open still."""
@@ -203,7 +231,7 @@ class EngineUpstream:
         return b"%b%b%bcontent-length: %d\r\n\r\n" % (line, self._own_lines, lines, len(body))
 
     def _request_line(self, method: str, path: str) -> bytes:
-        target = quote(path.encode("utf-8", "surrogateescape"), safe=_PATH_SAFE)
+        target = quote(path.encode("utf-8", "surrogateescape"), safe=PATH_SAFE)
         if len(target) > _PATH_MAX_BYTES:
             raise bad_request(f"the path has {len(target)} bytes; at most {_PATH_MAX_BYTES} can be forwarded")
         if self._prefix.endswith("/v1") and target.startswith("/v1/"):
@@ -212,59 +240,6 @@ class EngineUpstream:
         if len(line) <= _LINE_MAX_BYTES and len(self._request_lines) < _LINES_MAX:
             self._request_lines[method, path] = line
         return line
-
-
-class _Address:
-    """Where an engine listens."""
-
-    def __init__(self, name: str, base_url: str) -> None:
-        """Raises: `ValueError`, which repeats nothing of a URL that may hold a password."""
-        self.path = ""
-        self.host_header = b"localhost"
-        self._socket_path = ""
-        self._host = ""
-        self._port = 0
-        self._is_tls = False
-        if base_url.startswith("unix://"):
-            self._socket_path = base_url.removeprefix("unix://")
-            return
-        try:
-            parts = urlsplit(base_url)
-            port = parts.port
-        except ValueError:
-            raise ValueError(f"{name}: the URL cannot be read") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{name}: the URL must start with http://, https:// or unix:// and name a host")
-        if "@" in parts.netloc or parts.query or parts.fragment:
-            raise ValueError(f"{name}: the URL must be a plain base; give credentials as api_key")
-        try:
-            self._host = parts.hostname.encode("idna").decode()
-        except UnicodeError:
-            raise ValueError(f"{name}: the URL must name a host") from None
-        self.path = quote(parts.path.rstrip("/"), safe=_PATH_SAFE)
-        self._is_tls = parts.scheme == "https"
-        self._port = port or (443 if self._is_tls else 80)
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self.host_header = (host if port is None else f"{host}:{port}").encode()
-
-    async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> object:
-        """Names are looked up anew for each connection, so an engine may move."""
-        loop = asyncio.get_running_loop()
-        if self._socket_path:
-            return await loop.create_unix_connection(protocol, self._socket_path)
-        if self._is_tls:
-            return await loop.create_connection(
-                protocol, self._host, self._port, ssl=_tls(), server_hostname=self._host.rstrip(".")
-            )
-        return await loop.create_connection(protocol, self._host, self._port)
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """The system's authorities; loading them takes tens of milliseconds, so once, and not at all for plain HTTP."""
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def _translated(error: OSError) -> ConnectFailed:

@@ -23,6 +23,9 @@ from router.upstream.api import ConnectFailed, NoConnectionToGive, Upstream
 from router.upstream.behaviour import EngineBehaviour, behaviour_of
 from router.upstream.scrape import EngineMetrics
 
+#: A small part of any interval that the lifecycle measures from the last token.
+_OK_EVERY_S = 0.1
+
 _UNKNOWN_BEHAVIOUR = behaviour_of("")
 
 
@@ -85,8 +88,12 @@ class Engine:
         self._watchers.append(on_change)
 
     def note_request_ok(self) -> None:
-        """Tokens of a request came out of it: at the first one, and again when it ends well."""
-        self.see(LifecycleEvent.REQUEST_OK)
+        """Tokens of a request came out of it. Where nothing was amiss, one in `_OK_EVERY_S` is taken in."""
+        life = self._life
+        last_s = life.last_ok_at_s
+        is_news = life.losses or life.failures or life.state is not EngineState.SERVING
+        if last_s is None or is_news or self._clock.now_s() - last_s >= _OK_EVERY_S:
+            self.see(LifecycleEvent.REQUEST_OK)
 
     def note_request_lost(self) -> None:
         """The connection of a request broke, or it ended in a 5xx that is no refusal."""

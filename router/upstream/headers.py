@@ -58,7 +58,7 @@ def header_lines(headers: Headers) -> bytes:
     """The fields that may be sent, each as the line that is written."""
     lines = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in _NEVER_SENT])
     # One look at all of them; only where something odd is found, one at each.
-    if _LINES.fullmatch(lines) and not any(pair[0] == b"connection" for pair in headers):
+    if _LINES.fullmatch(lines) and first(headers, b"connection") is None:
         return lines
     return b"".join([b"%b: %b\r\n" % pair for pair in sendable(headers)])
 

@@ -1,4 +1,4 @@
-"""One connection to an engine and the answer that is coming over it.
+"""One connection to an engine: bytes out, bytes in, and when it may be used again.
 
 Rules of this file:
 - One request at a time. A connection is used again only if the answer came whole, framed by its length or in chunks,
@@ -11,19 +11,21 @@ Rules of this file:
 - Time is kept by one alarm for each connection, which is set again only when it rings or would ring too late: in steady
   traffic no timer is made or cancelled for a request.
 
-It must never know which connections there are, nor what a request or an answer means.
+It must never know which other connections there are, nor what a request or an answer means. How an answer is read while
+it arrives is `response.py`.
 """
 
 import asyncio
 import math
 import select
 import socket
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
 import httptools
 
-from router.upstream.api import Headers, UpstreamError, UpstreamLost, UpstreamTimeout
+from router.upstream.api import Headers, UpstreamLost
 from router.upstream.headers import NEVER_RETURNED, first, named_in_connection
+from router.upstream.response import WireResponse
 
 #: Precedent: nginx refuses heads of 4 to 32 kB by default, httpx of 100 kB.
 BARREN_MAX_BYTES = 64 << 10
@@ -46,101 +48,6 @@ class WireOwner(Protocol):
 
     def forget(self, wire: "Wire") -> None:
         """The connection is gone."""
-
-
-class WireResponse:
-    """`api.UpstreamResponse` over a `Wire`.
-
-    The fields without a docstring in `api.UpstreamResponse` are the wire's to set.
-    """
-
-    __slots__ = (
-        "_deadline_s",
-        "_first_byte_s",
-        "_idle_s",
-        "error",
-        "headers",
-        "is_whole",
-        "pieces",
-        "status",
-        "waiter",
-        "wire",
-    )
-
-    def __init__(self, wire: "Wire", deadline_s: float, first_byte_s: float, idle_s: float) -> None:
-        """`deadline_s`: when `first_byte_s` is over, on the loop's clock."""
-        #: 0 until the head is here.
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        #: Of the body, not yet read.
-        self.pieces: list[bytes] = []
-        self.is_whole = False
-        self.error: UpstreamError | None = None
-        self.waiter: asyncio.Future[None] | None = None
-        #: None once nothing more can come.
-        self.wire: Wire | None = wire
-        #: When the first byte of the body is late; infinite once it was read.
-        self._deadline_s = deadline_s
-        self._first_byte_s = first_byte_s
-        self._idle_s = idle_s
-
-    def header(self, name: bytes) -> bytes | None:
-        return first(self.headers, name)
-
-    async def read(self) -> bytes:
-        pieces = self.pieces
-        while not pieces:
-            if self.is_whole:
-                return b""
-            await self.news()
-        self._deadline_s = math.inf
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        if self.wire is not None:
-            self.wire.was_read()
-        return body
-
-    async def news(self) -> None:
-        """Wait until something has come, or a part of a large request has left. Raises what `read` raises."""
-        wire = self.wire
-        if wire is None:
-            assert self.error is not None, "an answer without a connection is whole or has failed"
-            raise self.error
-        loop = wire.loop
-        self.waiter = waiter = loop.create_future()
-        deadline_s = self._deadline_s
-        wire.wait_until(loop.time() + self._idle_s if deadline_s == math.inf else deadline_s)
-        try:
-            await waiter
-        finally:
-            self.waiter = None
-            wire.deadline_s = math.inf
-        if self.error is not None and not self.pieces:
-            raise self.error
-
-    def close(self) -> None:
-        if self.pieces or self.wire is not None:
-            self.pieces.clear()
-            self.is_whole = False
-            self.fail(UpstreamLost("the answer was closed before its end"))
-
-    def fail(self, error: UpstreamError) -> None:
-        """Nothing more comes; what is here can still be read."""
-        self.error = error
-        wire, self.wire = self.wire, None
-        if wire is not None:
-            wire.drop()
-        self.wake()
-
-    def wake(self) -> None:
-        waiter = self.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def late(self) -> UpstreamTimeout:
-        """The error for the limit that has passed."""
-        phase: Literal["first_byte", "idle"] = "idle" if self._deadline_s == math.inf else "first_byte"
-        return UpstreamTimeout(phase, self._idle_s if phase == "idle" else self._first_byte_s)
 
 
 class Wire(asyncio.Protocol):
@@ -207,7 +114,9 @@ class Wire(asyncio.Protocol):
     def is_usable(self) -> bool:
         """Whether the idle connection is still what it was. A close by the other side that the loop has not told of yet
         lies in the socket, and so do bytes that nobody asked for."""
-        return not self.is_dropped and (self._poll is None or not self._poll.poll(0))
+        if self.is_dropped or self._transport is None or self._transport.is_closing():
+            return False
+        return self._poll is None or not self._poll.poll(0)
 
     def ask(self, *, is_head_only: bool, first_byte_s: float, idle_s: float) -> WireResponse:
         """Begin a request, which `send` writes. Its first-byte limit runs from here."""
@@ -318,13 +227,14 @@ class Wire(asyncio.Protocol):
             self._end(response)
         elif self._barren_bytes > BARREN_MAX_BYTES:
             response.fail(UpstreamLost(f"more than {BARREN_MAX_BYTES:,} bytes of head, trailers or chunk extensions"))
-        elif response.waiter is not None:
+        else:
             if response.pieces:
                 response.wake()
-        elif self._unread_bytes > UNREAD_MAX_BYTES and not self._is_paused:
-            self._is_paused = True
-            assert self._transport is not None
-            self._transport.pause_reading()
+            # Also where a reader waits: a loop may read the socket many times before it runs a task.
+            if self._unread_bytes > UNREAD_MAX_BYTES and not self._is_paused:
+                self._is_paused = True
+                assert self._transport is not None
+                self._transport.pause_reading()
 
     def eof_received(self) -> None:
         self._closed(None)
@@ -364,6 +274,7 @@ class Wire(asyncio.Protocol):
             self._may_stay = False
         assert self._transport is not None
         self._response = None
+        self.deadline_s = math.inf
         response.is_whole = True
         response.wire = None
         if not self._may_stay or self._is_sending or self._transport.get_write_buffer_size():

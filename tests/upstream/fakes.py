@@ -13,6 +13,9 @@ T = TypeVar("T")
 #: A bound on a hung test, not a measurement.
 GUARD_S = 20.0
 
+#: What the tests run on; the fixture `each_loop` changes it.
+new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+
 
 def run(test: Coroutine[Any, Any, T]) -> T:
     """Run the body of a test, bounded."""
@@ -21,7 +24,8 @@ def run(test: Coroutine[Any, Any, T]) -> T:
         async with asyncio.timeout(GUARD_S):
             return await test
 
-    return asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(bounded())
 
 
 async def rest_of(response: UpstreamResponse) -> bytes:

@@ -25,6 +25,8 @@ from router.upstream.httpx_call import HttpxUpstream
 
 from .fakes import STREAM_HEAD, Connection, RawServer, SeenRequest, answer, piece, read, rest_of, run, serve
 
+pytestmark = pytest.mark.usefixtures("each_loop")
+
 GET = UpstreamRequest("GET", "/health")
 POST = UpstreamRequest("POST", "/v1/completions", ((b"content-type", b"application/json"),), b'{"a":1}')
 
@@ -42,7 +44,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @asynccontextmanager
 async def upstream(kind: Kind, url: str, **options: object) -> AsyncIterator[EngineUpstream | HttpxUpstream]:
     it = kind("e", url, api_key=None, **options)  # type: ignore[arg-type]  # a test's keyword options
-    places = it._places._value
+    places = free_places(it)
     try:
         yield it
     finally:
@@ -52,8 +54,12 @@ async def upstream(kind: Kind, url: str, **options: object) -> AsyncIterator[Eng
 
 async def at_rest(it: EngineUpstream | HttpxUpstream, places: int = 512) -> None:
     """Returns once nothing is in use or being closed."""
-    while it._busy or it._places._value != places or getattr(it, "_closing", None):
+    while it._busy or free_places(it) != places:
         await asyncio.sleep(0)
+
+
+def free_places(it: EngineUpstream | HttpxUpstream) -> int:
+    return it._places_free if isinstance(it, EngineUpstream) else it._places._value
 
 
 async def open_(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from router.clock import SystemClock
 from router.config.model import EngineConfig
-from router.policy.lifecycle import EngineState, LifecycleRules
+from router.policy.lifecycle import EngineState, LifecycleEvent, LifecycleRules
 from router.upstream.api import ConnectFailed, ConnectionsBusy
 from router.upstream.connection import EngineUpstream
 from router.upstream.engine import Engine, EngineStatus
@@ -347,3 +347,32 @@ def test_a_probe_that_is_out_when_the_monitor_stops_is_taken_back() -> None:
             await left.wait()
 
     run(body())
+
+
+def test_tokens_of_many_requests_are_one_sighting_unless_something_was_wrong() -> None:
+    now_s = 100.0
+
+    class Clock:
+        def now_s(self) -> float:
+            return now_s
+
+        unix_s = now_s
+
+    engine = Engine(
+        EngineConfig("e", "http://x", None, None, None), EngineUpstream("e", "http://x", api_key=None), Clock()
+    )
+    engine.see(LifecycleEvent.PROBE_OK)
+    engine.see(LifecycleEvent.WORK_OK)
+    life = engine.life
+
+    engine.note_request_ok()
+    same = engine.life
+    engine.note_request_lost()
+    engine.note_request_ok()
+    after_loss = engine.life.losses
+    now_s += 0.2
+    engine.note_request_ok()
+
+    assert same is life
+    assert after_loss == 0
+    assert engine.life.last_ok_at_s == now_s
