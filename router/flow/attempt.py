@@ -10,6 +10,7 @@ this module until it hands out an `Answer`, then the answer.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -25,6 +26,7 @@ from router.flow.outgoing import to_engine
 from router.flow.reading import ask
 from router.flow.refusal import no_place, not_queued
 from router.flow.relaying import Relays
+from router.flow.suspects import Suspects
 from router.observe.metrics import Metrics
 from router.policy.affinity import AffinityResult, Prefix, prefix_of
 from router.policy.classify import Reason
@@ -67,6 +69,7 @@ class ModelFlow:
         self.relays = relays
         self._clock = clock
         self._metrics = metrics
+        self._suspects = Suspects(engines, clock)
         self._rules = RetryRules(config.attempts_max, config.retry_started)
         chat = config.chat
         #: Where a prompt's prefix can choose: pools of several engines.
@@ -84,6 +87,7 @@ class ModelFlow:
 
         Raises: `Refusal`. Cancelled, everything taken is given back.
         """
+        self._suspects.check(job)
         job = self._with_pool_of_its_engine(job, record)
         budget = AttemptBudget(self._rules)
         excluded: frozenset[str] = frozenset()
@@ -100,6 +104,7 @@ class ModelFlow:
                     lease = await self._place_chat(place, record)
                 else:
                     lease, ticket = await self._place_batch(place, ticket, record)
+                    self._check_again(job, lease)
             except Refusal as refusal:
                 if last is not None and (refusal.outcome is Outcome.REFUSED_NO_ENGINE or last.failure.can_have_started):
                     refusal = Refusal(last.error, last.outcome)
@@ -195,6 +200,14 @@ class ModelFlow:
             record.queue_wait_s += self._clock.now_s() - asked_at_s
         return turn.lease, turn.ticket
 
+    def _check_again(self, job: Job, lease: Lease) -> None:
+        """It may have waited for an hour. Raises: `Refusal`; the lease is then back."""
+        try:
+            self._suspects.check(job)
+        except Refusal:
+            lease.release()
+            raise
+
     def _note_place(self, lease: Lease, record: RequestRecord) -> None:
         record.pool = lease.pool.value
         record.engine = lease.engine
@@ -224,12 +237,24 @@ class ModelFlow:
             result = "left"
             if isinstance(error, AttemptFailed):
                 result = error.failure.value
+                if error.failure is Failure.LOST:
+                    self._suspects.lost(job, engine)
                 _tell(engine, error)
             lease.release()
             self._metrics.attempted(self.config.name, engine.name, result)
             raise
         self._metrics.attempted(self.config.name, engine.name, "answered")
+        if record.first_token_at_s is not None:
+            self._suspects.answered(job)
+        elif answer.outcome is Outcome.COMPLETED:
+            answer.on_cut = partial(self._cut_before_token, job, engine, answer)
         return answer
+
+    def _cut_before_token(self, job: Job, engine: Engine, answer: Answer) -> None:
+        """The upstream failed amid an answer whose headers had to go out before the first token."""
+        if answer.record.first_token_at_s is None and answer.outcome is Outcome.ENGINE_LOST_STREAMING:
+            self._suspects.lost(job, engine)
+        engine.note_request_lost()
 
     async def _ask(
         self, job: Job, engine: Engine, limits: TimeoutConfig, lease: Lease | None, record: RequestRecord
