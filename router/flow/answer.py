@@ -30,7 +30,6 @@ class Answer:
         "_first_byte_s",
         "_grows",
         "_meter",
-        "_on_cut",
         "_on_output",
         "_output_events",
         "_splitter",
@@ -38,6 +37,7 @@ class Answer:
         "is_stream",
         "is_whole",
         "lease",
+        "on_cut",
         "outcome",
         "preface",
         "record",
@@ -72,10 +72,10 @@ class Answer:
         self.request = request
         self.record = record
         self.lease = lease
+        self.on_cut = on_cut
         self._clock = clock
         self._first_byte_s = first_byte_s
         self._on_output = on_output
-        self._on_cut = on_cut
         self._meter = UsageReader(request.endpoint.value)
         self._splitter = EventSplitter() if is_stream else None
         self._output_events = 0
@@ -122,8 +122,8 @@ class Answer:
         except UpstreamError as error:
             late = isinstance(error, UpstreamTimeout)
             self.outcome = Outcome.ENGINE_TIMEOUT_STREAMING if late else Outcome.ENGINE_LOST_STREAMING
-            if self._on_cut is not None:
-                self._on_cut()
+            if self.on_cut is not None:
+                self.on_cut()
             raise
         return b""
 

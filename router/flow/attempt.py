@@ -288,8 +288,10 @@ def _tell(engine: Engine, failed: AttemptFailed) -> None:
         case Failure.CONNECT_FAILED:
             cause = failed.__cause__
             engine.note_connect_failed(cause if isinstance(cause, ConnectFailed) else None)
-        case Failure.LOST | Failure.SERVER_ERROR:
+        case Failure.LOST:
             engine.note_request_lost()
+        case Failure.SERVER_ERROR:
+            engine.note_request_failed()
         case Failure.FIRST_BYTE_LATE:
             engine.note_request_timeout()
         case Failure.SHUTTING_DOWN | Failure.ABORTED_EMPTY:

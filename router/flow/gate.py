@@ -122,8 +122,9 @@ class Gate:
 
     # -- engines ------------------------------------------------------------------------------------------------
 
-    def set_serving(self, engine: str, serving: bool) -> None:
-        self._carry_out(self._admission.set_serving(engine, serving, self._clock.now_s()))
+    def set_serving(self, engine: str, serving: bool, *, is_failing: bool = False) -> None:
+        now_s = self._clock.now_s()
+        self._carry_out(self._admission.set_serving(engine, serving, now_s, is_failing=is_failing))
         self.on_room()
 
     def resize(self, engine: str, capacity_tokens: int, block_size_tokens: int) -> None:

@@ -30,6 +30,7 @@ class EnginePlaces:
     ledger: Ledger
     reserve: ChatReserve | None
     serving: bool = False
+    failing: bool = False
     paused_until_s: float = float("-inf")
 
     def update_reserve(self) -> None:
@@ -62,6 +63,8 @@ class Places:
     def __init__(self, engines: Mapping[str, EnginePlaces], chat: tuple[str, ...], batch: tuple[str, ...]) -> None:
         self.chat = PoolPlaces(_CHAT, tuple([engines[name] for name in chat]))
         self.batch = PoolPlaces(_BATCH, tuple([engines[name] for name in batch]))
+        #: Chat's engines that fail and can be reached. Of use only while nothing else serves chat.
+        self.failing = PoolPlaces(_CHAT, self.chat.engines)
         self._engines = engines
         self._affinity = Affinity()
         self._taken: dict[str, tuple[EnginePlaces, PoolPlaces]] = {}
@@ -121,10 +124,12 @@ class Places:
         state.ledger.block_size_tokens = block_size_tokens
         state.update_reserve()
 
-    def set_serving(self, engine: str, serving: bool) -> None:
-        self._engines[engine].serving = serving
+    def set_serving(self, engine: str, serving: bool, *, is_failing: bool = False) -> None:
+        state = self._engines[engine]
+        state.serving, state.failing = serving, is_failing
         for pool in (self.chat, self.batch):
             pool.serving = tuple([each for each in pool.engines if each.serving])
+        self.failing.serving = tuple([each for each in self.chat.engines if each.failing])
 
     def pause(self, engine: str, until_s: float) -> None:
         state = self._engines[engine]

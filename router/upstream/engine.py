@@ -88,8 +88,18 @@ class Engine:
         """Tokens of a request came out of it: at the first one, and again when it ends well."""
         self.see(LifecycleEvent.REQUEST_OK)
 
+    @property
+    def is_failing(self) -> bool:
+        """Down for what it answers, and reachable: where nothing else is left, it may be asked all the same."""
+        return self._life.is_failing
+
+    def note_request_failed(self) -> None:
+        """A request ended in a 5xx that is no refusal."""
+        self.attention.set()
+        self.see(LifecycleEvent.REQUEST_FAILED)
+
     def note_request_lost(self) -> None:
-        """The connection of a request broke, or it ended in a 5xx that is no refusal."""
+        """The connection of a request broke."""
         self.attention.set()
         self.see(LifecycleEvent.REQUEST_LOST)
 
