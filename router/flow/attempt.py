@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from router.clock import Clock
 from router.config.model import ModelConfig, TimeoutConfig
 from router.flow.answer import Answer
-from router.flow.failure import AttemptFailed
+from router.flow.failure import AttemptFailed, tell
 from router.flow.gate import Gate, NoPlace, PlaceRequest
 from router.flow.job import Job, Refusal
 from router.flow.lease import Lease
@@ -37,7 +37,6 @@ from router.policy.outcome import Outcome
 from router.policy.retry import AttemptBudget, Failure, RetryRules
 from router.queue.store import QueueDown, Ticket
 from router.request import RequestRecord
-from router.upstream.api import ConnectFailed
 from router.upstream.engine import Engine
 
 #: An engine that said 503 is left alone for this long: shorter than the default hold of chat (0.25 s), so that one that
@@ -147,7 +146,7 @@ class ModelFlow:
             try:
                 return await self._ask(job, engine, self.config.pools[0].timeouts, None, record)
             except AttemptFailed as failed:
-                _tell(engine, failed)
+                tell(engine, failed)
                 refusal = Refusal(failed.error, failed.outcome)
                 if failed.failure.can_have_started or record.attempts >= self.config.attempts_max:
                     break
@@ -239,7 +238,7 @@ class ModelFlow:
                 result = error.failure.value
                 if error.failure is Failure.LOST:
                     self._suspects.lost(job, engine)
-                _tell(engine, error)
+                tell(engine, error)
             lease.release()
             self._metrics.attempted(self.config.name, engine.name, result)
             raise
@@ -280,23 +279,3 @@ def first_byte_limits(timeouts: TimeoutConfig, job: Job) -> TimeoutConfig:
         return timeouts
     extra_s = job.demand.output_tokens * _S_PER_OUTPUT_TOKEN
     return TimeoutConfig(timeouts.connect_s, timeouts.first_byte_s + extra_s, timeouts.idle_s)
-
-
-def _tell(engine: Engine, failed: AttemptFailed) -> None:
-    """What a failed attempt says about the engine itself."""
-    match failed.failure:
-        case Failure.CONNECT_FAILED:
-            cause = failed.__cause__
-            engine.note_connect_failed(cause if isinstance(cause, ConnectFailed) else None)
-        case Failure.LOST:
-            engine.note_request_lost()
-        case Failure.SERVER_ERROR:
-            engine.note_request_failed()
-        case Failure.FIRST_BYTE_LATE:
-            engine.note_request_timeout()
-        case Failure.SHUTTING_DOWN | Failure.ABORTED_EMPTY:
-            engine.note_shutdown_seen()
-        case Failure.BUSY:
-            pass  # full, and therefore alive
-        case Failure.REFUSED_OUR_KEY:
-            pass  # a mistake in the configuration, not the engine's health

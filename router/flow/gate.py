@@ -113,6 +113,10 @@ class Gate:
         self._carry_out(self._admission.first_token(request_id, self._clock.now_s()))
         self.on_room()
 
+    def prefill_over(self, request_id: str) -> None:
+        self._carry_out(self._admission.prefill_over(request_id, self._clock.now_s()))
+        self.on_room()
+
     def true_up(self, request_id: str, demand: Demand) -> None:
         self._carry_out(self._admission.true_up(request_id, demand, self._clock.now_s()))
 

@@ -84,8 +84,13 @@ class Admission:
         return self._offer_chat(offer, now_s) if offer.request_class is _CHAT else self._offer_batch(offer, now_s)
 
     def first_token(self, request_id: str, now_s: float) -> Sequence[Decision]:
-        """Prefill is over: a lane came free."""
-        is_news = self._places.first_token(request_id)
+        """A token was seen: prefill is over, a lane came free."""
+        is_news = self._places.first_token(request_id, now_s)
+        return self._serve_held(now_s) if is_news and self._held else _NOTHING
+
+    def prefill_over(self, request_id: str, now_s: float) -> Sequence[Decision]:
+        """Prefill is probably over, though no token was seen: the lane is free all the same."""
+        is_news = self._places.prefill_over(request_id)
         return self._serve_held(now_s) if is_news and self._held else _NOTHING
 
     def true_up(self, request_id: str, demand: Demand, now_s: float) -> Sequence[Decision]:
