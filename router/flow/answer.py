@@ -193,6 +193,11 @@ class Answer:
         if self._splitter is None:
             self._meter.see_body_tail(chunk)
             return chunk
+        if self.record.first_token_at_s is not None:
+            plain = self._splitter.split_plain(chunk)
+            if plain is not None:
+                self._grow(plain)
+                return chunk
         return self._events(self._splitter.feed(chunk))
 
     def _flush(self) -> bytes:
@@ -215,11 +220,14 @@ class Answer:
                 return b""
         if (b'"error"' in raw or b'"abort"' in raw) and first_event_kind(event).kind in ("error", "abort"):
             self.outcome = Outcome.ENGINE_LOST_STREAMING
-        if self._grows and self.lease is not None:
-            # An event is about one token.
-            self._output_events += 1
-            self.lease.produced(self._output_events)
+        self._grow(1)
         return raw
+
+    def _grow(self, events: int) -> None:
+        """An event is about one token; an answer without a cap is charged as it grows."""
+        if self._grows and self.lease is not None:
+            self._output_events += events
+            self.lease.produced(self._output_events)
 
     def _check_first_token_in_time(self) -> None:
         """Comments show that the engine lives, not that it will ever answer."""
