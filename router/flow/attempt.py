@@ -226,9 +226,10 @@ class ModelFlow:
         limits = pool.timeouts
         if not job.request.stream:
             limits = first_byte_limits(limits, job)
-            metrics = engine.status.metrics
-            pace = metrics.prefill_s_per_token if metrics is not None else None
-            lease.expect_first_token(prefill_s(job.demand.prompt_tokens, pace))
+            if job.request_class is RequestClass.BATCH:
+                metrics = engine.status.metrics
+                pace = metrics.prefill_s_per_token if metrics is not None else None
+                lease.expect_first_token(prefill_s(job.demand.prompt_tokens, pace))
         record.note_sent(self._clock.now_s())
         try:
             answer = await self._ask(job, engine, limits, lease, record)

@@ -268,6 +268,9 @@ def _load_ratio(engine: EnginePlaces) -> float:
 def _may_follow(near: EnginePlaces, engines: tuple[EnginePlaces, ...], offer: Offer, share_ratio: float) -> bool:
     """Whether `near` is within the bound of the less loaded of two drawn `engines`."""
     demand = offer.demand
+    load_ratio = near.ledger.load_ratio_with(demand)
+    if may_follow(load_ratio, 0.0, share_ratio):
+        return True
     first, second = two_of(len(engines), offer.sample)
     least = min(engines[first].ledger.load_ratio_with(demand), engines[second].ledger.load_ratio_with(demand))
-    return may_follow(near.ledger.load_ratio_with(demand), least, share_ratio)
+    return may_follow(load_ratio, least, share_ratio)
