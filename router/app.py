@@ -164,8 +164,11 @@ class Runtime:
         )
         self._cleanup.callback(gate.close)
         line = self._line(model, gate)
+        has_relay = any(
+            relay.model_for(model.name) is not None and RequestClass.CHAT in relay.config.classes for relay in relays
+        )
         for engine in engines.values():
-            self._watch(model, engine, gate)
+            self._watch(model, engine, gate, has_relay=has_relay)
         # Loading a tokenizer takes seconds of CPU; the loop has nothing else to do yet, but signals want an answer.
         counter = await asyncio.to_thread(build_counter, model.tokenizer, model=model.name)
         self._cleanup.push_async_callback(counter.aclose)
@@ -189,8 +192,9 @@ class Runtime:
         self._background.append((f"queue of {model.name}", line.run))
         return line
 
-    def _watch(self, model: ModelConfig, engine: Engine, gate: Gate) -> None:
-        """Keep the gate told of what the engine says, and one monitor on it."""
+    def _watch(self, model: ModelConfig, engine: Engine, gate: Gate, *, has_relay: bool) -> None:
+        """Keep the gate told of what the engine says, and one monitor on it. A relay is a better last resort than an
+        engine that fails."""
 
         told = (EngineState.UNKNOWN, "")
         told_context: int | None = None
@@ -202,7 +206,7 @@ class Runtime:
                 block = status.metrics.block_size_tokens if status.metrics is not None else None
                 share = share_of(status.capacity_tokens, slot=self._slot, slots=self._slots)
                 gate.resize(changed.name, share, block or 1)
-            gate.set_serving(changed.name, status.can_serve)
+            gate.set_serving(changed.name, status.can_serve, is_failing=changed.is_failing and not has_relay)
             self._engine_news.set()
             news = (status.state, status.reason)
             if told != news:

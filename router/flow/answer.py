@@ -30,7 +30,6 @@ class Answer:
         "_first_byte_s",
         "_grows",
         "_meter",
-        "_on_cut",
         "_on_output",
         "_output_events",
         "_splitter",
@@ -38,6 +37,7 @@ class Answer:
         "is_stream",
         "is_whole",
         "lease",
+        "on_cut",
         "outcome",
         "preface",
         "record",
@@ -72,10 +72,10 @@ class Answer:
         self.request = request
         self.record = record
         self.lease = lease
+        self.on_cut = on_cut
         self._clock = clock
         self._first_byte_s = first_byte_s
         self._on_output = on_output
-        self._on_cut = on_cut
         self._meter = UsageReader(request.endpoint.value)
         self._splitter = EventSplitter() if is_stream else None
         self._output_events = 0
@@ -122,8 +122,8 @@ class Answer:
         except UpstreamError as error:
             late = isinstance(error, UpstreamTimeout)
             self.outcome = Outcome.ENGINE_TIMEOUT_STREAMING if late else Outcome.ENGINE_LOST_STREAMING
-            if self._on_cut is not None:
-                self._on_cut()
+            if self.on_cut is not None:
+                self.on_cut()
             raise
         return b""
 
@@ -196,6 +196,11 @@ class Answer:
         if self._splitter is None:
             self._meter.see_body_tail(chunk)
             return chunk
+        if self.record.first_token_at_s is not None:
+            plain = self._splitter.split_plain(chunk)
+            if plain is not None:
+                self._grow(plain)
+                return chunk
         return self._events(self._splitter.feed(chunk))
 
     def _flush(self) -> bytes:
@@ -218,11 +223,14 @@ class Answer:
                 return b""
         if (b'"error"' in raw or b'"abort"' in raw) and first_event_kind(event).kind in ("error", "abort"):
             self.outcome = Outcome.ENGINE_LOST_STREAMING
-        if self._grows and self.lease is not None:
-            # An event is about one token.
-            self._output_events += 1
-            self.lease.produced(self._output_events)
+        self._grow(1)
         return raw
+
+    def _grow(self, events: int) -> None:
+        """An event is about one token; an answer without a cap is charged as it grows."""
+        if self._grows and self.lease is not None:
+            self._output_events += events
+            self.lease.produced(self._output_events)
 
     def _check_first_token_in_time(self) -> None:
         """Comments show that the engine lives, not that it will ever answer."""

@@ -10,13 +10,14 @@ this module until it hands out an `Answer`, then the answer.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
 from router.clock import Clock
 from router.config.model import ModelConfig, TimeoutConfig
 from router.flow.answer import Answer
-from router.flow.failure import AttemptFailed
+from router.flow.failure import AttemptFailed, tell
 from router.flow.gate import Gate, NoPlace, PlaceRequest
 from router.flow.job import Job, Refusal
 from router.flow.lease import Lease
@@ -25,6 +26,7 @@ from router.flow.outgoing import to_engine
 from router.flow.reading import ask
 from router.flow.refusal import no_place, not_queued
 from router.flow.relaying import Relays
+from router.flow.suspects import Suspects
 from router.observe.metrics import Metrics
 from router.policy.affinity import AffinityResult, Prefix, prefix_of
 from router.policy.classify import Reason
@@ -35,7 +37,6 @@ from router.policy.outcome import Outcome
 from router.policy.retry import AttemptBudget, Failure, RetryRules
 from router.queue.store import QueueDown, Ticket
 from router.request import RequestRecord
-from router.upstream.api import ConnectFailed
 from router.upstream.engine import Engine
 
 #: An engine that said 503 is left alone for this long: shorter than the default hold of chat (0.25 s), so that one that
@@ -67,6 +68,7 @@ class ModelFlow:
         self.relays = relays
         self._clock = clock
         self._metrics = metrics
+        self._suspects = Suspects(engines, clock)
         self._rules = RetryRules(config.attempts_max, config.retry_started)
         chat = config.chat
         #: Where a prompt's prefix can choose: pools of several engines.
@@ -84,6 +86,7 @@ class ModelFlow:
 
         Raises: `Refusal`. Cancelled, everything taken is given back.
         """
+        self._suspects.check(job)
         job = self._with_pool_of_its_engine(job, record)
         budget = AttemptBudget(self._rules)
         excluded: frozenset[str] = frozenset()
@@ -100,6 +103,7 @@ class ModelFlow:
                     lease = await self._place_chat(place, record)
                 else:
                     lease, ticket = await self._place_batch(place, ticket, record)
+                    self._check_again(job, lease)
             except Refusal as refusal:
                 if last is not None and (refusal.outcome is Outcome.REFUSED_NO_ENGINE or last.failure.can_have_started):
                     refusal = Refusal(last.error, last.outcome)
@@ -142,7 +146,7 @@ class ModelFlow:
             try:
                 return await self._ask(job, engine, self.config.pools[0].timeouts, None, record)
             except AttemptFailed as failed:
-                _tell(engine, failed)
+                tell(engine, failed)
                 refusal = Refusal(failed.error, failed.outcome)
                 if failed.failure.can_have_started or record.attempts >= self.config.attempts_max:
                     break
@@ -195,6 +199,14 @@ class ModelFlow:
             record.queue_wait_s += self._clock.now_s() - asked_at_s
         return turn.lease, turn.ticket
 
+    def _check_again(self, job: Job, lease: Lease) -> None:
+        """It may have waited for an hour. Raises: `Refusal`; the lease is then back."""
+        try:
+            self._suspects.check(job)
+        except Refusal:
+            lease.release()
+            raise
+
     def _note_place(self, lease: Lease, record: RequestRecord) -> None:
         record.pool = lease.pool.value
         record.engine = lease.engine
@@ -214,9 +226,10 @@ class ModelFlow:
         limits = pool.timeouts
         if not job.request.stream:
             limits = first_byte_limits(limits, job)
-            metrics = engine.status.metrics
-            pace = metrics.prefill_s_per_token if metrics is not None else None
-            lease.expect_first_token(prefill_s(job.demand.prompt_tokens, pace))
+            if job.request_class is RequestClass.BATCH:
+                metrics = engine.status.metrics
+                pace = metrics.prefill_s_per_token if metrics is not None else None
+                lease.expect_first_token(prefill_s(job.demand.prompt_tokens, pace))
         record.note_sent(self._clock.now_s())
         try:
             answer = await self._ask(job, engine, limits, lease, record)
@@ -224,12 +237,24 @@ class ModelFlow:
             result = "left"
             if isinstance(error, AttemptFailed):
                 result = error.failure.value
-                _tell(engine, error)
+                if error.failure is Failure.LOST:
+                    self._suspects.lost(job, engine)
+                tell(engine, error)
             lease.release()
             self._metrics.attempted(self.config.name, engine.name, result)
             raise
         self._metrics.attempted(self.config.name, engine.name, "answered")
+        if record.first_token_at_s is not None:
+            self._suspects.answered(job)
+        elif answer.outcome is Outcome.COMPLETED:
+            answer.on_cut = partial(self._cut_before_token, job, engine, answer)
         return answer
+
+    def _cut_before_token(self, job: Job, engine: Engine, answer: Answer) -> None:
+        """The upstream failed amid an answer whose headers had to go out before the first token."""
+        if answer.record.first_token_at_s is None and answer.outcome is Outcome.ENGINE_LOST_STREAMING:
+            self._suspects.lost(job, engine)
+        engine.note_request_lost()
 
     async def _ask(
         self, job: Job, engine: Engine, limits: TimeoutConfig, lease: Lease | None, record: RequestRecord
@@ -255,21 +280,3 @@ def first_byte_limits(timeouts: TimeoutConfig, job: Job) -> TimeoutConfig:
         return timeouts
     extra_s = job.demand.output_tokens * _S_PER_OUTPUT_TOKEN
     return TimeoutConfig(timeouts.connect_s, timeouts.first_byte_s + extra_s, timeouts.idle_s)
-
-
-def _tell(engine: Engine, failed: AttemptFailed) -> None:
-    """What a failed attempt says about the engine itself."""
-    match failed.failure:
-        case Failure.CONNECT_FAILED:
-            cause = failed.__cause__
-            engine.note_connect_failed(cause if isinstance(cause, ConnectFailed) else None)
-        case Failure.LOST | Failure.SERVER_ERROR:
-            engine.note_request_lost()
-        case Failure.FIRST_BYTE_LATE:
-            engine.note_request_timeout()
-        case Failure.SHUTTING_DOWN | Failure.ABORTED_EMPTY:
-            engine.note_shutdown_seen()
-        case Failure.BUSY:
-            pass  # full, and therefore alive
-        case Failure.REFUSED_OUR_KEY:
-            pass  # a mistake in the configuration, not the engine's health

@@ -19,6 +19,7 @@ from router.policy.outcome import Outcome
 from router.policy.retry import Failure
 from router.upstream.api import ConnectFailed, UpstreamError, UpstreamTimeout
 from router.upstream.behaviour import cannot_have_started
+from router.upstream.engine import Engine
 
 _MESSAGE_MAX_CHARS = 1000
 _FAULTS_MAX = 10
@@ -155,3 +156,23 @@ def _message(body: bytes) -> str:
         faults = [fault.get("msg") for fault in found[:_FAULTS_MAX] if isinstance(fault, dict)]
         found = "; ".join(fault for fault in faults if isinstance(fault, str))
     return found[:_MESSAGE_MAX_CHARS] if isinstance(found, str) else ""
+
+
+def tell(engine: Engine, failed: AttemptFailed) -> None:
+    """What a failed attempt says about the engine itself."""
+    match failed.failure:
+        case Failure.CONNECT_FAILED:
+            cause = failed.__cause__
+            engine.note_connect_failed(cause if isinstance(cause, ConnectFailed) else None)
+        case Failure.LOST:
+            engine.note_request_lost()
+        case Failure.SERVER_ERROR:
+            engine.note_request_failed()
+        case Failure.FIRST_BYTE_LATE:
+            engine.note_request_timeout()
+        case Failure.SHUTTING_DOWN | Failure.ABORTED_EMPTY:
+            engine.note_shutdown_seen()
+        case Failure.BUSY:
+            pass  # full, and therefore alive
+        case Failure.REFUSED_OUR_KEY:
+            pass  # a mistake in the configuration, not the engine's health

@@ -113,6 +113,10 @@ class Gate:
         self._carry_out(self._admission.first_token(request_id, self._clock.now_s()))
         self.on_room()
 
+    def prefill_over(self, request_id: str) -> None:
+        self._carry_out(self._admission.prefill_over(request_id, self._clock.now_s()))
+        self.on_room()
+
     def true_up(self, request_id: str, demand: Demand) -> None:
         self._carry_out(self._admission.true_up(request_id, demand, self._clock.now_s()))
 
@@ -122,8 +126,9 @@ class Gate:
 
     # -- engines ------------------------------------------------------------------------------------------------
 
-    def set_serving(self, engine: str, serving: bool) -> None:
-        self._carry_out(self._admission.set_serving(engine, serving, self._clock.now_s()))
+    def set_serving(self, engine: str, serving: bool, *, is_failing: bool = False) -> None:
+        now_s = self._clock.now_s()
+        self._carry_out(self._admission.set_serving(engine, serving, now_s, is_failing=is_failing))
         self.on_room()
 
     def resize(self, engine: str, capacity_tokens: int, block_size_tokens: int) -> None:

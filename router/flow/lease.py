@@ -21,6 +21,8 @@ class LeaseHolder(Protocol):
 
     def first_token(self, request_id: str) -> None: ...
 
+    def prefill_over(self, request_id: str) -> None: ...
+
     def true_up(self, request_id: str, demand: Demand) -> None: ...
 
     def release(self, request_id: str) -> None: ...
@@ -63,7 +65,11 @@ class Lease:
     def expect_first_token(self, after_s: float) -> None:
         """Take the prefill for over in `after_s` seconds, for an answer that will not show its first token."""
         if self._open and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(after_s, self.first_token)
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._prefill_over)
+
+    def _prefill_over(self) -> None:
+        if self._open:
+            self._holder.prefill_over(self._id)
 
     def produced(self, tokens: int) -> None:
         """`tokens` of output so far, over all sequences. Cheap; only an answer that outgrew its reserve is charged."""

@@ -84,8 +84,13 @@ class Admission:
         return self._offer_chat(offer, now_s) if offer.request_class is _CHAT else self._offer_batch(offer, now_s)
 
     def first_token(self, request_id: str, now_s: float) -> Sequence[Decision]:
-        """Prefill is over: a lane came free."""
-        is_news = self._places.first_token(request_id)
+        """A token was seen: prefill is over, a lane came free."""
+        is_news = self._places.first_token(request_id, now_s)
+        return self._serve_held(now_s) if is_news and self._held else _NOTHING
+
+    def prefill_over(self, request_id: str, now_s: float) -> Sequence[Decision]:
+        """Prefill is probably over, though no token was seen: the lane is free all the same."""
+        is_news = self._places.prefill_over(request_id)
         return self._serve_held(now_s) if is_news and self._held else _NOTHING
 
     def true_up(self, request_id: str, demand: Demand, now_s: float) -> Sequence[Decision]:
@@ -116,9 +121,10 @@ class Admission:
         self._places.resize(engine, capacity_tokens, block_size_tokens)
         return self._serve_held(now_s)
 
-    def set_serving(self, engine: str, serving: bool, now_s: float) -> Sequence[Decision]:
-        """Only serving engines are chosen; what runs elsewhere is not touched."""
-        self._places.set_serving(engine, serving)
+    def set_serving(self, engine: str, serving: bool, now_s: float, *, is_failing: bool = False) -> Sequence[Decision]:
+        """Only serving engines are chosen; what runs elsewhere is not touched. One that `is_failing` is chat's last
+        resort, where no engine serves that may take a request."""
+        self._places.set_serving(engine, serving, is_failing=is_failing)
         return self._serve_held(now_s)
 
     def pause(self, engine: str, until_s: float) -> None:
@@ -180,17 +186,22 @@ class Admission:
         return awaited
 
     def _last_resort(self, offer: Offer, now_s: float) -> Decision:
-        """No more waiting in the chat pool: borrow, or refuse."""
+        """No more waiting in the chat pool: borrow, or ask one that fails where none serves, or refuse."""
         may_borrow = self._rules.borrow or offer.only is not None
         if may_borrow:
             borrowed = self._places.give(offer, self._batch, now_s)
             if borrowed is not None:
                 return borrowed
-        serving = self._chat.may_take(offer.excluded, offer.only) or (
+        is_serving = self._chat.may_take(offer.excluded, offer.only) or (
             may_borrow and self._batch.may_take(offer.excluded, offer.only)
         )
+        if not is_serving:
+            # Better an engine that failed on others than none at all: it may have failed for what they sent.
+            admitted = self._places.give(offer, self._places.failing, now_s)
+            if admitted is not None:
+                return admitted
         ahead = sum(other.demand.kv_tokens for other, _ in self._held.values())
-        return self._refused(offer, RefusalCause.SATURATED if serving else RefusalCause.NO_ENGINE, ahead, now_s)
+        return self._refused(offer, RefusalCause.SATURATED if is_serving else RefusalCause.NO_ENGINE, ahead, now_s)
 
     def _serve_held(self, now_s: float) -> Sequence[Decision]:
         """Give free places to the held ones; of those that wait for the same engine, first come first served."""

@@ -15,10 +15,11 @@
     probe_slow         stays: a busy engine answers /health late        unknown -> loading
     connect_failed     down with 1 refused probe, else stays            stays
     work_ok            stays; forgets losses                            serving (drained by the operator: stays)
-    request_ok         the same                                         down, loading -> serving if in touch
+    request_ok         the same, and relapses                           down, loading -> serving if in touch
     tokens_seen        stays; counts as tokens lately                   stays
     request_lost       down at the 3rd in a row without tokens between  stays
     request_timeout    the same
+    request_failed     the same; it answered 5xx                        stays
     work_failed        down, unless it gave tokens lately               stays
     asleep             asleep                                           asleep (down and draining stay)
     awake              stays                                            asleep -> loading
@@ -27,11 +28,19 @@
 
 Rules: tokens alone bring an engine in, /health never does; silence of /health alone never takes it out. Tokens of a
 request sent long ago prove nothing about new ones: those of traffic count only while the engine accepts connections.
+
+A relapse is to go down by requests: an engine may give the token it is asked for and still fail what clients send. Once
+it is back from one, a single failed request takes it out again until a client's request got tokens from it; and it is
+asked for a token 0, 2, 4, ... s after it went down, at most `work_interval_s`.
+
 This file is given `now_s` and never knows how a probe is made.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 
 class EngineState(StrEnum):
@@ -60,6 +69,7 @@ class LifecycleEvent(StrEnum):
     TOKENS_SEEN = "tokens_seen"
     REQUEST_LOST = "request_lost"
     REQUEST_TIMEOUT = "request_timeout"
+    REQUEST_FAILED = "request_failed"
     WORK_OK = "work_ok"
     WORK_FAILED = "work_failed"
     ASLEEP = "asleep"
@@ -81,10 +91,10 @@ class LifecycleRules:
     work_interval_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Lifecycle:
+class Lifecycle(msgspec.Struct, frozen=True):
     """One engine as seen so far. `since_s`: when it came into `state`. `reason` is for people. `is_held`: the operator
-    took it out. `is_in_touch`: the last probe reached it."""
+    took it out. `is_in_touch`: the last probe reached it. `relapses`: how often requests took it out since one got
+    tokens. `is_failing`: it is down for what it answers, and reachable."""
 
     state: EngineState
     since_s: float
@@ -98,6 +108,8 @@ class Lifecycle:
     connects_failed: int = 0
     is_slow: bool = False
     is_in_touch: bool = False
+    relapses: int = 0
+    is_failing: bool = False
 
     def gave_tokens_lately(self, now_s: float) -> bool:
         """Whether real work came out of it within `lately_s`."""
@@ -107,6 +119,8 @@ class Lifecycle:
         """Whether it should be asked for one token now: not in, idle for long, or slow while nobody vouches for it."""
         if self.state is EngineState.ASLEEP or self.is_held:
             return False
+        if self.state is EngineState.DOWN and self.relapses > 1:
+            return now_s - self.since_s >= min(2.0 ** (self.relapses - 1), self.rules.work_interval_s)
         if self.state is not EngineState.SERVING or self.last_ok_at_s is None:
             return True
         return (self.is_slow and not self.gave_tokens_lately(now_s)) or (
@@ -132,7 +146,12 @@ def advance(life: Lifecycle, event: LifecycleEvent, now_s: float, detail: str = 
             | LifecycleEvent.CONNECT_FAILED
         ):
             return _after_contact(life, event, now_s, detail)
-        case LifecycleEvent.REQUEST_LOST | LifecycleEvent.REQUEST_TIMEOUT | LifecycleEvent.WORK_FAILED:
+        case (
+            LifecycleEvent.REQUEST_LOST
+            | LifecycleEvent.REQUEST_TIMEOUT
+            | LifecycleEvent.REQUEST_FAILED
+            | LifecycleEvent.WORK_FAILED
+        ):
             return _after_loss(life, event, now_s, detail)
         case _:
             return _after_notice(life, event, now_s, detail)
@@ -152,11 +171,13 @@ def _to(life: Lifecycle, state: EngineState, now_s: float, reason: str) -> Lifec
         losses=0,
         connects_failed=0,
         is_slow=False,
+        is_failing=False,
     )
 
 
 def _after_tokens(life: Lifecycle, event: LifecycleEvent, now_s: float) -> Lifecycle:
-    life = replace(life, last_ok_at_s=now_s, losses=0, failures=0)
+    relapses = 0 if event is LifecycleEvent.REQUEST_OK else life.relapses
+    life = replace(life, last_ok_at_s=now_s, losses=0, failures=0, relapses=relapses)
     if life.state is EngineState.SERVING or life.is_held:
         return life
     may_return = life.is_in_touch and life.state not in (EngineState.DRAINING, EngineState.ASLEEP)
@@ -194,7 +215,8 @@ def _judge_refusals(life: Lifecycle, now_s: float, detail: str) -> Lifecycle:
     if life.state is EngineState.LOADING:
         return replace(life, reason=detail or "connection refused: not up yet")
     if life.state is EngineState.DOWN:
-        return replace(life, reason=detail or life.reason)
+        gone = "connection refused" if life.is_failing else life.reason
+        return replace(life, reason=detail or gone, is_failing=False)
     is_out = life.refusals >= life.rules.refusals_to_down or (life.refusals >= 1 and life.connects_failed >= 1)
     if not is_out or life.is_held:
         return life
@@ -209,10 +231,14 @@ def _after_loss(life: Lifecycle, event: LifecycleEvent, now_s: float, detail: st
         if life.gave_tokens_lately(now_s):
             return life
         return _to(life, EngineState.DOWN, now_s, detail or "it gave no token when asked for one")
-    life = replace(life, losses=life.losses + 1)
-    if life.losses < life.rules.losses_to_down:
-        return life
-    return _to(life, EngineState.DOWN, now_s, f"{life.losses} requests in a row ended in {event.value}")
+    losses = life.losses + 1
+    if losses < (life.rules.losses_to_down if life.relapses == 0 else 1):
+        return replace(life, losses=losses)
+    reason = f"{losses} requests in a row ended in {event.value}"
+    if life.relapses:
+        reason = f"it gave the token it was asked for, but the next request ended in {event.value}"
+    life = _to(life, EngineState.DOWN, now_s, reason)
+    return replace(life, relapses=life.relapses + 1, is_failing=event is LifecycleEvent.REQUEST_FAILED)
 
 
 def _after_notice(life: Lifecycle, event: LifecycleEvent, now_s: float, detail: str) -> Lifecycle:

@@ -19,6 +19,8 @@ class Outcome(StrEnum):
     REFUSED_NOT_FOUND = "refused_not_found"
     REFUSED_TOO_LARGE = "refused_too_large"
     REFUSED_TOO_LONG = "refused_too_long"
+    #: Engines died of this very prompt.
+    REFUSED_QUARANTINED = "refused_quarantined"
     REFUSED_CHAT_FULL = "refused_chat_full"
     REFUSED_QUEUE_FULL = "refused_queue_full"
     REFUSED_QUEUE_DOWN = "refused_queue_down"

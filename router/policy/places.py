@@ -1,14 +1,19 @@
 """The engines of one model, in two pools: which one a request gets its place on, and what came back.
 
 Choosing, among the engines that serve, are not paused and may take the request: the one that has its prompt's prefix,
-within the bound of `affinity.py`; else the less loaded of two drawn ones, then the other, then the rest by load.
+within the bound of `affinity.py`; else the less loaded of two drawn ones, then the other, then the rest by load. One
+that is quiet comes after all others and is not followed: `QUIET_WAITING` requests or more are waiting for their first
+token there, and for `QUIET_S` none of them got one. It may be stuck, or deep in one long prefill; either way the next
+request is better off elsewhere, and its first token makes it a choice again.
 
 It never knows who waits: that is `admission.py`. Every call is synchronous and either commits a request or leaves all
 as it was.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from router.policy.affinity import Affinity, AffinityResult, Prefix, may_follow
 from router.policy.choice import two_of
@@ -20,17 +25,27 @@ from router.policy.ledger import Ledger, LedgerSnapshot
 
 _CHAT, _BATCH = RequestClass.CHAT, RequestClass.BATCH
 NOBODY: frozenset[str] = frozenset()
+#: Ten times the usual target of a first token. One or two slow requests prove nothing.
+QUIET_S = 10.0
+QUIET_WAITING = 3
 
 
 @dataclass(slots=True, eq=False)
 class EnginePlaces:
-    """One engine. `reserve`: only where chat and batch share it."""
+    """One engine. `reserve`: only where chat and batch share it. `waiting`: requests that showed no token yet;
+    `sign_at_s`: when one did last, or began to wait where none did."""
 
     name: str
     ledger: Ledger
     reserve: ChatReserve | None
     serving: bool = False
+    failing: bool = False
     paused_until_s: float = float("-inf")
+    waiting: int = 0
+    sign_at_s: float = 0.0
+
+    def is_quiet(self, now_s: float) -> bool:
+        return self.waiting >= QUIET_WAITING and now_s - self.sign_at_s > QUIET_S
 
     def update_reserve(self) -> None:
         if self.reserve is not None:
@@ -56,15 +71,23 @@ class PoolPlaces:
         return tuple([engine for engine in self.serving if engine.paused_until_s <= now_s])
 
 
+class _Place(msgspec.Struct):
+    engine: EnginePlaces
+    pool: PoolPlaces
+    is_waiting: bool = True
+
+
 class Places:
     """Every place of one model. `chat` and `batch` name engines of `engines`."""
 
     def __init__(self, engines: Mapping[str, EnginePlaces], chat: tuple[str, ...], batch: tuple[str, ...]) -> None:
         self.chat = PoolPlaces(_CHAT, tuple([engines[name] for name in chat]))
         self.batch = PoolPlaces(_BATCH, tuple([engines[name] for name in batch]))
+        #: Chat's engines that fail and can be reached. Of use only while nothing else serves chat.
+        self.failing = PoolPlaces(_CHAT, self.chat.engines)
         self._engines = engines
         self._affinity = Affinity()
-        self._taken: dict[str, tuple[EnginePlaces, PoolPlaces]] = {}
+        self._taken: dict[str, _Place] = {}
         #: When the last pause ends.
         self._paused_until_s = float("-inf")
         for engine in engines.values():
@@ -94,23 +117,34 @@ class Places:
             return self._give_near(offer, offer.prefix, engines, pool, now_s)
         return self._choose(offer, engines, pool, now_s)
 
-    def first_token(self, request_id: str) -> bool:
-        """Prefill is over. False if that was known, or the request has no place."""
+    def first_token(self, request_id: str, now_s: float) -> bool:
+        """A token was seen: prefill is over. False if that was known, or the request has no place."""
         place = self._taken.get(request_id)
-        return place is not None and place[0].ledger.first_token(request_id)
+        if place is None:
+            return False
+        place.engine.sign_at_s = now_s
+        if place.is_waiting:
+            place.is_waiting = False
+            place.engine.waiting -= 1
+        return place.engine.ledger.first_token(request_id)
+
+    def prefill_over(self, request_id: str) -> bool:
+        """The prefill is taken for over, though no token was seen; the same answer."""
+        place = self._taken.get(request_id)
+        return place is not None and place.engine.ledger.first_token(request_id)
 
     def true_up(self, request_id: str, demand: Demand) -> int:
         """The request holds `demand`; tokens freed (negative: taken)."""
         place = self._taken.get(request_id)
-        return 0 if place is None else place[0].ledger.true_up(request_id, demand)
+        return 0 if place is None else place.engine.ledger.true_up(request_id, demand)
 
     def give_back(self, request_id: str, now_s: float) -> bool:
         """False if the request has no place."""
         place = self._taken.pop(request_id, None)
         if place is None:
             return False
-        engine, pool = place
-        pool.drain.note(engine.ledger.finish(request_id), now_s)
+        place.engine.waiting -= place.is_waiting
+        place.pool.drain.note(place.engine.ledger.finish(request_id), now_s)
         return True
 
     # -- engines ------------------------------------------------------------------------------------------------
@@ -121,10 +155,12 @@ class Places:
         state.ledger.block_size_tokens = block_size_tokens
         state.update_reserve()
 
-    def set_serving(self, engine: str, serving: bool) -> None:
-        self._engines[engine].serving = serving
+    def set_serving(self, engine: str, serving: bool, *, is_failing: bool = False) -> None:
+        state = self._engines[engine]
+        state.serving, state.failing = serving, is_failing
         for pool in (self.chat, self.batch):
             pool.serving = tuple([each for each in pool.engines if each.serving])
+        self.failing.serving = tuple([each for each in self.chat.engines if each.failing])
 
     def pause(self, engine: str, until_s: float) -> None:
         state = self._engines[engine]
@@ -151,13 +187,27 @@ class Places:
         """The less loaded of two drawn `engines` (two or more), the other, the rest by load."""
         drawn, second = two_of(len(engines), offer.sample)
         first, other = engines[drawn], engines[second]
+        if first.is_quiet(now_s) or other.is_quiet(now_s):
+            order = sorted(engines, key=lambda engine: (engine.is_quiet(now_s), engine.ledger.load_ratio()))
+            return self._take_first(order, offer, pool, now_s, affinity)
         if other.ledger.load_ratio() < first.ledger.load_ratio():
             first, other = other, first
         admitted = self._take(first, offer, pool, now_s, affinity) or self._take(other, offer, pool, now_s, affinity)
         if admitted is not None or len(engines) == 2:
             return admitted
         rest = [engine for engine in engines if engine is not first and engine is not other]
-        for engine in sorted(rest, key=_load_ratio):
+        return self._take_first(sorted(rest, key=_load_ratio), offer, pool, now_s, affinity)
+
+    def _take_first(
+        self,
+        order: Sequence[EnginePlaces],
+        offer: Offer,
+        pool: PoolPlaces,
+        now_s: float,
+        affinity: AffinityResult | None,
+    ) -> Admitted | None:
+        """Commit `offer` on the first in `order` that has room."""
+        for engine in order:
             admitted = self._take(engine, offer, pool, now_s, affinity)
             if admitted is not None:
                 return admitted
@@ -174,7 +224,8 @@ class Places:
             name, share_ratio = known
             near = self._engines[name]
             admitted = None
-            if near in engines and _may_follow(near, engines, offer, share_ratio):
+            is_choice = near in engines and not near.is_quiet(now_s)
+            if is_choice and _may_follow(near, engines, offer, share_ratio):
                 admitted = self._take(near, offer, pool, now_s, AffinityResult.HIT)
             if admitted is None:
                 admitted = self._choose(offer, engines, pool, now_s, AffinityResult.MOVED)
@@ -193,7 +244,10 @@ class Places:
             return None
         if ledger.offer(offer.request_id, request_class, offer.demand) is not None:
             return None
-        self._taken[offer.request_id] = (engine, pool)
+        self._taken[offer.request_id] = _Place(engine, pool)
+        if engine.waiting == 0:
+            engine.sign_at_s = now_s
+        engine.waiting += 1
         pool.drain.begin(now_s)
         if engine.reserve is not None and request_class is _CHAT:
             engine.reserve.note(ledger.held_tokens(_CHAT))
@@ -214,6 +268,9 @@ def _load_ratio(engine: EnginePlaces) -> float:
 def _may_follow(near: EnginePlaces, engines: tuple[EnginePlaces, ...], offer: Offer, share_ratio: float) -> bool:
     """Whether `near` is within the bound of the less loaded of two drawn `engines`."""
     demand = offer.demand
+    load_ratio = near.ledger.load_ratio_with(demand)
+    if may_follow(load_ratio, 0.0, share_ratio):
+        return True
     first, second = two_of(len(engines), offer.sample)
     least = min(engines[first].ledger.load_ratio_with(demand), engines[second].ledger.load_ratio_with(demand))
-    return may_follow(near.ledger.load_ratio_with(demand), least, share_ratio)
+    return may_follow(load_ratio, least, share_ratio)

@@ -95,8 +95,18 @@ class Engine:
         if last_s is None or is_news or self._clock.now_s() - last_s >= _OK_EVERY_S:
             self.see(LifecycleEvent.REQUEST_OK)
 
+    @property
+    def is_failing(self) -> bool:
+        """Down for what it answers, and reachable: where nothing else is left, it may be asked all the same."""
+        return self._life.is_failing
+
+    def note_request_failed(self) -> None:
+        """A request ended in a 5xx that is no refusal."""
+        self.attention.set()
+        self.see(LifecycleEvent.REQUEST_FAILED)
+
     def note_request_lost(self) -> None:
-        """The connection of a request broke, or it ended in a 5xx that is no refusal."""
+        """The connection of a request broke."""
         self.attention.set()
         self.see(LifecycleEvent.REQUEST_LOST)
 

@@ -52,7 +52,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     @property
     def event(self) -> str:
         """The last `event` field, or `message`, which is the default of the format."""
-        if self.kind != "data":
+        if self.kind != "data" or b"event" not in self.raw:
             return "message"
         names = [value for value in self._values(b"event") if value]
         return names[-1].decode("utf-8", "replace") if names else "message"
@@ -114,13 +114,14 @@ class EventSplitter:
 
         Not for a stream that broke: its tail is half an event. The splitter is empty afterwards.
         """
+        if not self._buffer and not self._is_opaque:
+            return []
         tail = bytes(self._buffer)
-        is_open = bool(tail) or self._is_opaque
         kind: EventKind = "opaque" if self._is_opaque else _kind(tail)
         ends_in_lf = tail.endswith(b"\n") or (not tail and self._is_at_line_start)
         self._buffer.clear()
         self._reset()
-        return [Event(tail + (b"\n" if ends_in_lf else b"\n\n"), kind)] if is_open else []
+        return [Event(tail + (b"\n" if ends_in_lf else b"\n\n"), kind)]
 
     def _split_lf(self, chunk: bytes, events: list[Event]) -> bytes:
         """The common case, nothing pending and no CR: append whole events, return the rest."""

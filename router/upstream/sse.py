@@ -9,7 +9,6 @@ It must never know what is done about an answer: retry, relay and metering are d
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -37,8 +36,7 @@ _USAGE_KEY = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens that the engine says it used. `cached_tokens` is the part of the prompt found in its prefix cache, or None
     where it does not say."""
 
@@ -47,8 +45,7 @@ class Usage:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FirstEvent:
+class FirstEvent(msgspec.Struct, frozen=True, gc=False):
     """What an event, or a whole JSON body, means for a request of which nothing was forwarded yet.
 
     `comment`: nothing is said yet. `data`: an answer; `has_output` is False where it holds no token, as vLLM's
@@ -64,7 +61,9 @@ class FirstEvent:
 
 _COMMENT = FirstEvent("comment")
 _DONE = FirstEvent("done")
-_OPAQUE = FirstEvent("data", has_output=True)
+_OUTPUT = FirstEvent("data", has_output=True)
+_NO_OUTPUT = FirstEvent("data")
+_ABORT = FirstEvent("abort")
 
 #: Events of /v1/messages and /v1/responses that come before any token.
 _PREAMBLE = frozenset(
@@ -94,7 +93,7 @@ def first_event_kind(event: Event) -> FirstEvent:
 
 def body_kind(body: bytes) -> FirstEvent:
     """The same question for the body of an answer that is not a stream. What is not a JSON object counts as data."""
-    return _meaning(_decode(body), is_error=False) if len(body) <= BODY_MAX_BYTES else _OPAQUE
+    return _meaning(_decode(body), is_error=False) if len(body) <= BODY_MAX_BYTES else _OUTPUT
 
 
 def is_usage_only(event: Event) -> bool:
@@ -123,7 +122,7 @@ class UsageReader:
             self._keep(event.raw, TAIL_BYTES)
             self._learn(_last_usage(bytes(self._tail)))
         elif event.kind == "data" and b'"usage"' in event.raw:
-            self._learn(_usage_object(_decode(event.data)))
+            self._learn(_usage_in(event.data))
         return self._usage
 
     def see_body_tail(self, chunk: bytes) -> None:
@@ -135,7 +134,7 @@ class UsageReader:
         """What the answer says it used, or None where it does not say (or not where it can be found)."""
         if self._usage is None and self._tail:
             body = bytes(self._tail)
-            found = None if self._is_cut else _usage_object(_decode(body))
+            found = None if self._is_cut else _usage_in(body)
             self._learn(_last_usage(body) if found is None else found)
             self._tail.clear()
         return self._usage
@@ -190,13 +189,23 @@ def _meaning(value: dict[str, Any], *, is_error: bool) -> FirstEvent:
         return _error(error or value)
     choices = value.get("choices")
     if isinstance(choices, list):
-        if not choices:
-            return FirstEvent("data")
-        has_output = any(_has_output(_object(choice)) for choice in choices)
-        if not has_output and any(_object(choice).get("finish_reason") == "abort" for choice in choices):
-            return FirstEvent("abort")
-        return FirstEvent("data", has_output=has_output or any(_object(c).get("finish_reason") for c in choices))
-    return FirstEvent("data", has_output=not (isinstance(kind, str) and kind in _PREAMBLE))
+        return _meaning_of_choices(choices)
+    return _NO_OUTPUT if isinstance(kind, str) and kind in _PREAMBLE else _OUTPUT
+
+
+def _meaning_of_choices(choices: list[Any]) -> FirstEvent:
+    """Any output counts first, then an abort, then any other reason to finish."""
+    found = _NO_OUTPUT
+    for each in choices:
+        choice = _object(each)
+        if _has_output(choice):
+            return _OUTPUT
+        reason = choice.get("finish_reason")
+        if reason == "abort":
+            found = _ABORT
+        elif reason and found is _NO_OUTPUT:
+            found = _OUTPUT
+    return found
 
 
 def _error(error: object) -> FirstEvent:
@@ -217,15 +226,28 @@ def _has_output(choice: dict[str, Any]) -> bool:
     if choice.get("text") or choice.get("token_ids"):
         return True
     said = _object(choice.get("delta")) or _object(choice.get("message"))
-    return any(
-        said.get(field) for field in ("content", "tool_calls", "reasoning", "reasoning_content", "refusal", "audio")
-    )
+    said_something = said.get("content") or said.get("tool_calls") or said.get("reasoning")
+    return bool(said_something or said.get("reasoning_content") or said.get("refusal") or said.get("audio"))
 
 
-def _usage_object(value: dict[str, Any]) -> dict[str, Any] | None:
-    """The usage of a decoded event or body: its own, or that of the `response` or `message` it carries."""
-    for holder in (value, _object(value.get("response")), _object(value.get("message"))):
-        usage = holder.get("usage")
+class _Holder(msgspec.Struct, gc=False):
+    """What of an event or body can hold its usage; all else is skipped, not built."""
+
+    usage: Any = None
+    response: Any = None
+    message: Any = None
+
+
+_HOLDER_DECODER = msgspec.json.Decoder(_Holder)
+
+
+def _usage_in(data: bytes) -> dict[str, Any] | None:
+    """The usage of an event or body: its own, or that of the `response` or `message` it carries."""
+    try:
+        holder = _HOLDER_DECODER.decode(data)
+    except _BAD_JSON:
+        return None
+    for usage in (holder.usage, _object(holder.response).get("usage"), _object(holder.message).get("usage")):
         if isinstance(usage, dict):
             return usage
     return None

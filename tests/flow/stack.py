@@ -304,7 +304,11 @@ async def stack_of(
         gate = _gate(config, capacity_tokens, clock)
         opened.callback(gate.close)
         for engine in engines.values():
-            engine.watch(lambda changed: gate.set_serving(changed.name, changed.status.can_serve))
+            engine.watch(
+                lambda changed: gate.set_serving(
+                    changed.name, changed.status.can_serve, is_failing=changed.is_failing and not relays
+                )
+            )
         store = store or MemoryQueue(clock)
         bounds = LineBounds(1, 1, 1.0)
         if batch_pool is not None:

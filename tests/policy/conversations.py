@@ -91,6 +91,9 @@ def play(load: Load, *, seed: int, with_affinity: bool) -> Found:
     samples = 0
     while events:
         at_s, number, what, prompt, turn, engine = heapq.heappop(events)
+        if what == "token":
+            admission.first_token(f"{number}", at_s)
+            continue
         if what == "done":
             admission.finish(f"{number}", at_s)
             if turn < load.turns:
@@ -115,6 +118,7 @@ def play(load: Load, *, seed: int, with_affinity: bool) -> Found:
         if turn > 1:
             later += 1
             same += decision.engine == engine
+        heapq.heappush(events, (at_s + 0.5, number, "token", b"", turn, ""))
         heapq.heappush(events, (at_s + rng.uniform(2, 8), number, "done", prompt, turn, decision.engine))
         held = [ledger.committed_tokens for ledger in admission.snapshot().engines.values()]
         busiest += max(held)

@@ -197,3 +197,66 @@ def test_whatever_happened_an_engine_that_answers_and_gives_a_token_serves_again
 
         assert again.state is S.SERVING
         assert again.reason
+
+
+# -- engines that fail what clients send --------------------------------------------------------------------------
+
+
+def failing(now_s: float = 0.0) -> Lifecycle:
+    """Taken out by three answers of 5xx in a row."""
+    return after(*[E.REQUEST_FAILED] * 3, life=serving(now_s), now_s=now_s)
+
+
+def test_three_answers_of_5xx_in_a_row_take_it_out_and_two_do_not() -> None:
+    assert after(*[E.REQUEST_FAILED] * 2, life=serving()).state is S.SERVING
+    assert failing().state is S.DOWN
+    assert after(*[E.REQUEST_FAILED, E.REQUEST_FAILED, E.REQUEST_OK] * 10, life=serving()).state is S.SERVING
+
+
+def test_only_one_that_answers_and_can_be_reached_is_said_to_fail() -> None:
+    lost = after(*[E.REQUEST_LOST] * 3, life=serving())
+    gone = after(E.PROBE_REFUSED, life=failing())
+    back = after(E.WORK_OK, life=failing())
+
+    assert (failing().is_failing, lost.is_failing, gone.is_failing, back.is_failing) == (True, False, False, False)
+    assert gone.reason != failing().reason
+
+
+def test_back_from_a_relapse_a_single_failure_takes_it_out_until_a_client_got_tokens() -> None:
+    back = after(E.WORK_OK, life=failing())
+
+    assert back.state is S.SERVING
+    for failure in (E.REQUEST_FAILED, E.REQUEST_LOST, E.REQUEST_TIMEOUT):
+        assert after(failure, life=back).state is S.DOWN
+        assert after(E.REQUEST_OK, failure, failure, life=back).state is S.SERVING
+
+
+def test_each_relapse_in_a_row_keeps_it_away_longer_up_to_the_interval_of_an_idle_one() -> None:
+    life, now_s, waits = failing(), 0.0, []
+    for _ in range(8):
+        waits.append(next(wait_s for wait_s in range(100) if life.wants_work(now_s + wait_s)))
+        now_s += 1_000.0
+        life = advance(advance(life, E.WORK_OK, now_s), E.REQUEST_FAILED, now_s)
+        assert life.state is S.DOWN
+
+    assert waits == [0, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_tokens_for_a_client_bring_a_failing_engine_back_and_end_the_row() -> None:
+    life = after(E.WORK_OK, E.REQUEST_FAILED, E.PROBE_OK, E.REQUEST_OK, life=failing())
+
+    assert (life.state, life.relapses) == (S.SERVING, 0)
+
+
+def test_an_engine_stuck_with_a_green_health_page_is_out_after_the_idle_interval_and_the_limit_of_a_token() -> None:
+    rules, limit_s = LifecycleRules(), 120.0
+    life = advance(serving(0), E.REQUEST_OK, 0)
+    now_s = 0.0
+    while not life.wants_work(now_s):
+        life = advance(life, E.PROBE_OK, now_s)
+        now_s += 1.0
+
+    life = advance(life, E.WORK_FAILED, now_s + limit_s)
+
+    assert now_s == rules.work_interval_s
+    assert life.state is S.DOWN
