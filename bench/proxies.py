@@ -90,12 +90,14 @@ class Mock:
 
 
 @contextlib.contextmanager
-def mocks(folder: Path, count: int = 2) -> Iterator[list[Mock]]:
+def mocks(folder: Path, count: int = 2, *, max_model_len: int = 8192) -> Iterator[list[Mock]]:
     """`count` fake engines that answer at once, named `a`, `b` and so on."""
     with contextlib.ExitStack() as stack:
         found = []
         for name in "abcdefgh"[:count]:
-            child = stack.enter_context(running(f"mock-{name}", [str(program("mock"))], folder))
+            child = stack.enter_context(
+                running(f"mock-{name}", [str(program("mock")), "-L", str(max_model_len)], folder)
+            )
             child.wait_for(partial(_has_line, child), "listening", 10.0)
             found.append(Mock(name, int(child.output.split()[0]), child))
         yield found
