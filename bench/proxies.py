@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from bench.children import Child, answers, free_port, running
+from bench.children import Child, answers, free_port, listens, running
 from bench.yardstick.build import cache_dir, program
 
 __all__ = [
@@ -107,7 +107,19 @@ def _has_line(child: Child) -> bool:
     return "\n" in child.output
 
 
-def router_config(engines: Sequence[Mock], *, tokenizer: dict[str, Any] | None = None, **server: Any) -> dict[str, Any]:
+class Engine(Protocol):
+    """What a configuration needs to know of one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+
+def router_config(
+    engines: Sequence[Engine], *, tokenizer: dict[str, Any] | None = None, **server: Any
+) -> dict[str, Any]:
     """A pools.yaml for the fake engines: both pools on each of them, so that classification, the ledger's two lanes
     and the queue's store are all there."""
     names = [engine.name for engine in engines]
@@ -231,7 +243,7 @@ def nginx(http: str, port: int, folder: Path) -> Iterator[Proxy]:
         each.chmod(0o711)
     (home / "nginx.conf").write_text(_NGINX_CONF.format(home=home, http=http))
     with running("nginx", [command, "-p", str(home), "-c", str(home / "nginx.conf")], folder) as child:
-        child.wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), "ready", _START_MAX_S)
+        child.wait_for(lambda: listens(port), "listening", _START_MAX_S)
         yield Proxy("nginx", port, child, nginx_version())
 
 
