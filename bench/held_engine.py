@@ -60,6 +60,8 @@ class HeldEngine:
             await self._answer(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the other side left, which is its right
+        except asyncio.CancelledError:
+            pass  # by `aclose`, and nobody waits for this task; asyncio's streams would print it as a failure
         finally:
             self._running.discard(task)
             writer.close()
