@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.yardstick.cost import family
 
-__all__ = ["Child", "ChildFailed", "answers", "free_port", "running", "stop_on_sigterm"]
+__all__ = ["Child", "ChildFailed", "answers", "free_port", "listens", "running", "stop_on_sigterm"]
 
 _STOP_MAX_S = 15.0
 _LOOK_INTERVAL_S = 0.02
@@ -125,6 +125,15 @@ def answers(url: str, status: int = 200) -> bool:
             return bool(answer.status == status)
     except urllib.error.HTTPError as error:
         return error.code == status
+    except OSError:
+        return False
+
+
+def listens(port: int) -> bool:
+    """Whether 127.0.0.1:`port` takes a connection."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
     except OSError:
         return False
 

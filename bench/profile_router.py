@@ -1,17 +1,18 @@
 """Runs `router` with a sampling profiler: python bench/profile_router.py OUT.json serve --config ...
 
-Every two milliseconds of the process's CPU time the running line is noted, with the layer of the router it belongs to.
-A sample inside a library counts for the router's own line that called it, and time in C code for the Python line that
+Every millisecond the running line is noted, with the layer of the router it belongs to; a loop that waits is not noted.
+Time inside a library counts for the router's own line that called it, and time in C code for the Python line that
 called that; reading from sockets in the loop counts for the callback that comes next. At the end OUT.json holds
 {samples, user_s, kernel_s, layers: {name: samples}, lines: [[function, samples], ...]}.
 
-`overhead.py --profile` starts it; the samples cost about a tenth, so figures of cost are never taken from such a run.
+`overhead.py --profile` starts it; the samples cost time themselves, so figures of cost are never taken from such a run.
 """
 
 import json
 import resource
 import signal
 import sys
+import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -21,27 +22,27 @@ _ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_ROOT))
 
 _PACKAGE = f"{_ROOT / 'router'}/"
-_INTERVAL_S = 0.002
+_INTERVAL_S = 0.001
 _LINES_MAX = 40
 
 #: The first whose mark begins the module's path inside `router/` is its layer.
 _LAYERS = (
-    ("inbound", ("http/inbound", "http/client")),
+    ("inbound", ("http/inbound", "http/client", "http/head")),
     ("guard", ("http/guard", "http/routes")),
-    ("parse", ("http/parsing", "http/bodies", "http/multipart", "request")),
+    ("parse", ("http/parsing", "http/decoding", "http/texts", "http/bodies", "http/multipart", "request")),
     ("count", ("tokens/", "http/sizing")),
-    ("admission", ("policy/", "flow/gate", "flow/lease", "flow/line", "flow/job", "queue/")),
-    ("connection", ("upstream/connection", "upstream/framing", "upstream/api", "upstream/engine")),
-    ("headers", ("upstream/headers", "flow/outgoing")),
-    ("answer", ("flow/", "http/stream", "upstream/sse", "http/responses")),
-    ("metrics", ("observe/",)),
+    ("admission", ("policy/", "flow/gate", "flow/lease", "flow/line", "flow/job", "flow/attempt", "queue/")),
     ("health", ("upstream/health", "upstream/scrape")),
+    ("headers", ("upstream/headers", "flow/outgoing")),
+    ("answer", ("flow/", "http/stream", "upstream/sse", "upstream/framing", "http/responses")),
+    ("connection", ("upstream/",)),
+    ("metrics", ("observe/",)),
     ("inference", ("http/",)),
-    ("loop", ("cli/",)),
+    ("loop", ("cli/", "app")),
 )
 #: Libraries that are a layer of their own; time in all others is their caller's.
 _LIBRARIES = {"uvicorn": "inbound", "starlette": "guard", "prometheus_client": "metrics"}
-_OUTSIDE = "loop"
+_LOOP = "loop"
 
 
 @cache
@@ -54,29 +55,36 @@ def layer_of(path: str) -> str | None:
 
 
 class Sampler:
-    """Counts where the CPU time of this process goes, from `start` to `stop`."""
+    """Says where the main thread's time goes while it works, from `start` to `stop`."""
 
     def __init__(self) -> None:
+        self._cpu_s = 0.0
         self._layers: Counter[str] = Counter()
         self._lines: Counter[str] = Counter()
 
     def start(self) -> None:
-        signal.signal(signal.SIGPROF, self._take)
-        signal.setitimer(signal.ITIMER_PROF, _INTERVAL_S, _INTERVAL_S)
+        signal.signal(signal.SIGALRM, self._take)
+        self._cpu_s = time.thread_time()
+        signal.setitimer(signal.ITIMER_REAL, _INTERVAL_S, _INTERVAL_S)
 
     def stop(self) -> None:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _take(self, _: int, frame: FrameType | None) -> None:
-        while frame is not None:
+        used_s = time.thread_time() - self._cpu_s
+        layer = None
+        line = ""
+        while frame is not None and layer is None:
             path = frame.f_code.co_filename
             layer = layer_of(path)
-            if layer is not None:
-                self._layers[layer] += 1
-                self._lines[f"{Path(path).stem}.{frame.f_code.co_qualname}"] += 1
-                return
+            line = f"{Path(path).stem}.{frame.f_code.co_qualname}"
             frame = frame.f_back
-        self._layers[_OUTSIDE] += 1
+        layer = layer or _LOOP
+        # The loop's own line without CPU time behind it: it waited, and the look itself woke it.
+        if layer != _LOOP or used_s > _INTERVAL_S / 2:
+            self._layers[layer] += 1
+            self._lines[line] += 1
+        self._cpu_s = time.thread_time()
 
     def result(self) -> dict[str, object]:
         used = resource.getrusage(resource.RUSAGE_SELF)

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from bench.children import Child, answers, free_port, running
+from bench.children import Child, answers, free_port, listens, running
 from bench.yardstick.build import cache_dir, program
 
 __all__ = [
@@ -90,12 +90,14 @@ class Mock:
 
 
 @contextlib.contextmanager
-def mocks(folder: Path, count: int = 2) -> Iterator[list[Mock]]:
+def mocks(folder: Path, count: int = 2, *, max_model_len: int = 8192) -> Iterator[list[Mock]]:
     """`count` fake engines that answer at once, named `a`, `b` and so on."""
     with contextlib.ExitStack() as stack:
         found = []
         for name in "abcdefgh"[:count]:
-            child = stack.enter_context(running(f"mock-{name}", [str(program("mock"))], folder))
+            child = stack.enter_context(
+                running(f"mock-{name}", [str(program("mock")), "-L", str(max_model_len)], folder)
+            )
             child.wait_for(partial(_has_line, child), "listening", 10.0)
             found.append(Mock(name, int(child.output.split()[0]), child))
         yield found
@@ -105,7 +107,19 @@ def _has_line(child: Child) -> bool:
     return "\n" in child.output
 
 
-def router_config(engines: Sequence[Mock], *, tokenizer: dict[str, Any] | None = None, **server: Any) -> dict[str, Any]:
+class Engine(Protocol):
+    """What a configuration needs to know of one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+
+def router_config(
+    engines: Sequence[Engine], *, tokenizer: dict[str, Any] | None = None, **server: Any
+) -> dict[str, Any]:
     """A pools.yaml for the fake engines: both pools on each of them, so that classification, the ledger's two lanes
     and the queue's store are all there."""
     names = [engine.name for engine in engines]
@@ -229,7 +243,7 @@ def nginx(http: str, port: int, folder: Path) -> Iterator[Proxy]:
         each.chmod(0o711)
     (home / "nginx.conf").write_text(_NGINX_CONF.format(home=home, http=http))
     with running("nginx", [command, "-p", str(home), "-c", str(home / "nginx.conf")], folder) as child:
-        child.wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), "ready", _START_MAX_S)
+        child.wait_for(lambda: listens(port), "listening", _START_MAX_S)
         yield Proxy("nginx", port, child, nginx_version())
 
 

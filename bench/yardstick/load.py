@@ -4,23 +4,22 @@ Closed loop: each connection sends its next request when the last one is answere
 not how users behave, which is what `router bench` is for.
 """
 
+import asyncio
+import contextlib
 import json
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from bench.yardstick.build import program
 
-__all__ = ["BODY_BYTES", "Load", "Outcome", "chat_body", "send"]
+__all__ = ["BODY_BYTES", "Load", "Outcome", "chat_body", "send", "send_beside"]
 
 #: A short chat turn with its system prompt.
 BODY_BYTES = 1024
 _FILLER = "Explain how a load balancer chooses between several replicas of one model. "
-#: Longest that running requests are waited for at the end.
-_LAST_ANSWERS_S = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,8 @@ class Load:
     stagger_us: int = 0
     requests_max: int | None = None
     headers: Sequence[str] = ()
+    #: How long requests that still run at the end are waited for.
+    last_answers_s: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +73,48 @@ def chat_body(load: Load, model: str = "mock") -> bytes:
 
 def send(port: int, load: Load) -> Outcome:
     """Run the load against 127.0.0.1:`port`. Raises: `subprocess.CalledProcessError` where the generator fails."""
+    with _body_file(load) as body:
+        done = subprocess.run(
+            _command(port, load, body), check=True, capture_output=True, text=True, timeout=_limit_s(load)
+        )
+    return _outcome(done.stdout)
+
+
+async def send_beside(port: int, load: Load) -> Outcome:
+    """As `send`, while the event loop goes on; cancelled, the generator is killed.
+
+    Raises: `RuntimeError` where the generator fails.
+    """
+    with _body_file(load) as body:
+        generator = await asyncio.create_subprocess_exec(
+            *_command(port, load, body), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        )
+        try:
+            async with asyncio.timeout(_limit_s(load)):
+                said, _ = await generator.communicate()
+        finally:
+            if generator.returncode is None:
+                generator.kill()
+                await generator.wait()
+    if generator.returncode != 0:
+        raise RuntimeError(f"the load generator ended with code {generator.returncode}")
+    return _outcome(said)
+
+
+@contextlib.contextmanager
+def _body_file(load: Load) -> Iterator[str]:
     with tempfile.NamedTemporaryFile(prefix="load-", suffix=".json") as body:
         body.write(chat_body(load))
         body.flush()
-        done = subprocess.run(
-            _command(program("loadgen"), port, load, body.name),
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=load.seconds + _LAST_ANSWERS_S + 10,
-        )
-    said = json.loads(done.stdout)
+        yield body.name
+
+
+def _limit_s(load: Load) -> float:
+    return load.seconds + load.last_answers_s + 10
+
+
+def _outcome(printed: str | bytes) -> Outcome:
+    said = json.loads(printed)
     names = ("ok", "non200", "errors", "unfinished", "truncated_streams", "events", "elapsed_s")
     return Outcome(
         **{name: said[name] for name in names},
@@ -92,9 +124,19 @@ def send(port: int, load: Load) -> Outcome:
     )
 
 
-def _command(loadgen: Path, port: int, load: Load, body: str) -> list[str]:
-    command = [str(loadgen), "-p", str(port), "-c", str(load.connections), "-d", str(load.seconds), "-b", body]
-    command += ["-T", str(_LAST_ANSWERS_S), "-g", str(load.stagger_us)]
+def _command(port: int, load: Load, body: str) -> list[str]:
+    command = [
+        str(program("loadgen")),
+        "-p",
+        str(port),
+        "-c",
+        str(load.connections),
+        "-d",
+        str(load.seconds),
+        "-b",
+        body,
+    ]
+    command += ["-T", str(load.last_answers_s), "-g", str(load.stagger_us)]
     if load.is_stream:
         command.append("-s")
     if load.requests_max is not None:

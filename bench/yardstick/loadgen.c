@@ -13,7 +13,7 @@
 //   ok non200 errors unfinished truncated_streams reconnects elapsed_s rps events tokens events_per_s bytes lg_cpu_s
 //   first_error latency_us ttft_us transit_us itl_us {n mean min p50 p90 p95 p99 p999 max}
 //
-// Bounds: 120 s, 4096 connections, a body of 4 MiB, response heads of 8 KiB, 20,000 errors. Samples take 4 bytes each.
+// Bounds: 7200 s, 4096 connections, a body of 4 MiB, response heads of 8 KiB, 20,000 errors. Samples take 4 bytes each.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
@@ -390,7 +390,7 @@ int main(int ac, char **av) {
     default:
       return 2;
     }
-  if (!port || !bf || secs > 120 || conc > 4096) {
+  if (!port || !bf || secs > 7200 || conc > 4096) {
     fprintf(stderr, "bad args\n");
     return 2;
   }

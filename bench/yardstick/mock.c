@@ -1,7 +1,7 @@
 // A fake engine for measurements: what an OpenAI-compatible server looks like from the wire, at next to no cost.
 // One thread, epoll, HTTP/1.1 with keep-alive, on 127.0.0.1 only.
 //
-//   mock [-p port] [-t ttft_us] [-i interval_us] [-n tokens] [-l latency_us] [-m model]
+//   mock [-p port] [-t ttft_us] [-i interval_us] [-n tokens] [-l latency_us] [-m model] [-L max_model_len]
 //
 // The first line on stdout is the port (-p 0, the default, lets the kernel choose).
 //
@@ -47,6 +47,7 @@ typedef struct conn {
   char id[32];
 } conn;
 static long ttft_us = 0, interval_us = 0, tokens = 100, latency_us = 0, status_ = 200, ctx = 0, render = 1;
+static long max_model_len = 8192;
 static int port = 0;
 static const char *model = "mock";
 static uint64_t n_req, n_chat, n_stream, n_chunks, n_abort, n_conn, n_other;
@@ -397,8 +398,8 @@ static int handle(conn *c) {
     else if (!strncmp(path, "/v1/models", 10))
       k = snprintf(b, sizeof b,
                    "{\"object\":\"list\",\"data\":[{\"id\":\"%s\",\"object\":\"model\",\"created\":1764500000,\"owned_"
-                   "by\":\"vllm\",\"root\":\"%s\",\"parent\":null,\"max_model_len\":8192,\"permission\":[]}]}",
-                   model, model);
+                   "by\":\"vllm\",\"root\":\"%s\",\"parent\":null,\"max_model_len\":%ld,\"permission\":[]}]}",
+                   model, model, max_model_len);
     else if (!strncmp(path, "/metrics", 8)) {
       ct = "text/plain; version=0.0.4";
       k = snprintf(b, sizeof b,
@@ -496,7 +497,7 @@ static int handle(conn *c) {
 }
 int main(int ac, char **av) {
   int o;
-  while ((o = getopt(ac, av, "p:t:i:n:l:m:")) > 0)
+  while ((o = getopt(ac, av, "p:t:i:n:l:m:L:")) > 0)
     switch (o) {
     case 'p':
       port = atoi(optarg);
@@ -516,8 +517,11 @@ int main(int ac, char **av) {
     case 'm':
       model = optarg;
       break;
+    case 'L':
+      max_model_len = atol(optarg);
+      break;
     default:
-      fprintf(stderr, "mock -p port -t ttft_us -i interval_us -n tokens -l latency_us -m model\n");
+      fprintf(stderr, "mock -p port -t ttft_us -i interval_us -n tokens -l latency_us -m model -L max_model_len\n");
       return 2;
     }
   signal(SIGPIPE, SIG_IGN);
