@@ -56,12 +56,13 @@ async def ask(
         )
     except UpstreamError as error:
         raise from_transport(error, name) from error
+    says_stream = (response.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
     answer = Answer(
         response,
         request,
         record,
         clock,
-        is_stream=response.status < 400 and _is_event_stream(response),
+        is_stream=says_stream and response.status < 400 and _is_readable(response),
         first_byte_s=limits.first_byte_s,
         lease=lease,
         on_output=on_output,
@@ -73,7 +74,7 @@ async def ask(
         elif answer.is_stream:
             await _read_stream_start(answer, name, commit_after_s)
         else:
-            await _read_plain(answer, name)
+            await _read_plain(answer, name, is_unreadable_stream=says_stream)
     except UpstreamError as error:
         response.close()
         raise from_transport(error, name) from error
@@ -83,15 +84,9 @@ async def ask(
     return answer
 
 
-def _is_event_stream(response: UpstreamResponse) -> bool:
-    """Events that can be read: of a compressed stream, which nobody asked for, not a byte may be added or left out."""
-    if not _says_event_stream(response):
-        return False
+def _is_readable(response: UpstreamResponse) -> bool:
+    """Of a compressed stream, which nobody asked for, not a byte may be added or left out."""
     return (response.header(b"content-encoding") or b"identity").strip().lower() == b"identity"
-
-
-def _says_event_stream(response: UpstreamResponse) -> bool:
-    return (response.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
 
 
 async def _read_error(answer: Answer, name: str) -> None:
@@ -131,10 +126,10 @@ async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -
         answer.replace(meaning.status, meaning.body)
 
 
-async def _read_plain(answer: Answer, name: str) -> None:
+async def _read_plain(answer: Answer, name: str, *, is_unreadable_stream: bool) -> None:
     """An answer in one piece, up to a bound; a longer one goes through as it comes, and so does a stream that cannot
     be read."""
-    if not _says_event_stream(answer.response):
+    if not is_unreadable_stream:
         await answer.read_whole(_WHOLE_MAX_BYTES)
     body = answer.preface
     # Only a body with the word in it can be one.
