@@ -56,6 +56,8 @@ class BufferBudget:
 class Body:
     """A request body being read and held; `with` gives its bytes back to the budget."""
 
+    __slots__ = ("_budget", "_max_bytes", "_receive", "_scope", "_taken_bytes")
+
     def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, budget: BufferBudget) -> None:
         self._scope = scope
         self._receive = receive
@@ -84,16 +86,19 @@ class Body:
             if message["type"] == "http.disconnect":
                 raise self._cut_off()
             part: bytes = message.get("body", b"")
-            if inflater is None:
-                self._take(part)
-                parts.append(part)
-            else:
+            is_last = not message.get("more_body", False)
+            if inflater is not None:
                 await self._inflate(inflater, part, parts)
-            if not message.get("more_body", False):
+            else:
+                self._take(part)
+                if is_last and not parts:
+                    return part
+                parts.append(part)
+            if is_last:
                 break
         if inflater is not None:
             inflater.end()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     async def _inflate(self, inflater: Inflater, part: bytes, parts: list[bytes]) -> None:
         for step, plain in enumerate(inflater.feed(part), start=1):
@@ -140,6 +145,8 @@ class ClientWatch:
     nobody watches.
     """
 
+    __slots__ = ("_exchange", "_left", "_reply", "_task")
+
     def __init__(self, scope: Scope, reply: "Reply") -> None:
         self._exchange = exchange_of(scope)
         self._reply = reply
@@ -177,6 +184,8 @@ class Reply:
     """What goes to the client. `started` tells whether the status is out, after which an error is only an event of a
     stream; `finished`, whether all of it is. All of it raises `ClientLeft` where the client is gone."""
 
+    __slots__ = ("_is_stream", "_record", "_send", "finished", "shape", "started")
+
     def __init__(self, send: Send, record: RequestRecord, shape: ErrorShape) -> None:
         self._send = send
         self._record = record
@@ -195,8 +204,12 @@ class Reply:
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer, in one write; its length is added to the headers."""
-        await self.start(status, (*headers, (b"content-length", b"%d" % len(body))))
-        await self.end(body)
+        self._record.status = status
+        self._record.bytes_out += len(body)
+        self.started = self.finished = True
+        pairs = [*headers, (b"content-length", b"%d" % len(body)), *router_headers(self._record)]
+        await self._out({"type": "http.response.start", "status": status, "headers": pairs})
+        await self._out({"type": "http.response.body", "body": body, "more_body": False})
 
     async def write(self, chunk: bytes) -> None:
         self._record.bytes_out += len(chunk)

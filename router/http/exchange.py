@@ -11,13 +11,13 @@ Time is the connection's: it ends what takes too long and says so here. Nothing 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from http import HTTPStatus
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 from uvicorn.server import ServerState
 
 from router.errors import ApiError
+from router.http.heads import CONTROLS, FIELDS, STATUS_LINES, new_field
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +26,6 @@ EXTENSION = "router.exchange"
 
 _GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
-#: What may stand in no value of a header: all control characters but the tab.
-_CONTROLS = bytes(set(range(32)) - {9}) + b"\x7f"
-#: And in no name. Source: RFC 9110, 5.6.2 (what a token may hold).
-_TOKEN_MARKS = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
-#: Names already checked, as they are written. Bounded, because an engine may make up names.
-_FIELDS: dict[bytes, bytes] = {}
-_FIELDS_MAX = 512
 #: These are written here, whatever the application says in them.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 #: Statuses whose answers have no body. Source: RFC 9112, 6.3.
@@ -242,7 +235,7 @@ class Exchange:
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         lines: list[bytes] = []
         for name, value in headers:
-            field = _FIELDS.get(name)
+            field = FIELDS.get(name)
             if field is not None:
                 lines.append(field + value)
             elif name == b"content-length" and self._left_bytes is None:
@@ -250,13 +243,13 @@ class Exchange:
             elif name.lower() in _FRAMING:
                 self._note_framing(name.lower(), value)
             else:
-                lines.append(_new_field(name.lower()) + value)
+                lines.append(new_field(name.lower()) + value)
         fields = b"".join(lines)
-        if len(fields) - len(fields.translate(None, _CONTROLS)) != 2 * len(lines):
+        if len(fields) - len(fields.translate(None, CONTROLS)) != 2 * len(lines):
             raise RuntimeError("a header's value has a control character in it")
         self.is_started = True
         line = self._line
-        head = _status_lines.of(status, line.server_state.default_headers) + fields + self._framing(status)
+        head = STATUS_LINES.of(status, line.server_state.default_headers) + fields + self._framing(status)
         if self._left_bytes is None and not self._is_bodiless:
             line.transport.write(head)
         else:
@@ -327,42 +320,3 @@ class Exchange:
         self.keep_alive = False
         self._start(error.status, [*headers, (b"content-length", b"%d" % len(body))])
         self._write(body, more_body=False)
-
-
-class StatusLines:
-    """The first lines of every answer: its status, and the server's default headers (its date, renewed each second)."""
-
-    def __init__(self) -> None:
-        self._defaults: list[tuple[bytes, bytes]] = []
-        self._lines: dict[int, bytes] = {}
-
-    def of(self, status: int, defaults: list[tuple[bytes, bytes]]) -> bytes:
-        """Without the line end after them. `defaults` is another list whenever something in it is new."""
-        if defaults is not self._defaults:
-            self._defaults = defaults
-            self._lines = {}
-        line = self._lines.get(status)
-        if line is None:
-            try:
-                phrase = HTTPStatus(status).phrase
-            except ValueError:
-                phrase = ""
-            line = b"".join(
-                [b"HTTP/1.1 %d %b" % (status, phrase.encode()), *(b"\r\n%b: %b" % pair for pair in defaults)]
-            )
-            self._lines[status] = line
-        return line
-
-
-def _new_field(name: bytes) -> bytes:
-    """How `name`, in lower case, is written between two values. Raises: `RuntimeError` for what is no name."""
-    if not name or not _TOKEN_MARKS.issuperset(name):
-        raise RuntimeError(f"{name[:100]!r} is no name of a header")
-    field = b"\r\n" + name + b": "
-    if len(_FIELDS) < _FIELDS_MAX:
-        _FIELDS[name] = field
-    return field
-
-
-#: Shared by all connections, which have one server.
-_status_lines = StatusLines()

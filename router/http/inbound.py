@@ -1,14 +1,12 @@
-"""One connection of a client: how long, how large, how many, and in what order.
+"""The requests of one connection: how long they may take to come, how large, how many, and in what order.
 
 uvicorn accepts and counts the connections and httptools parses; what runs for each request is here and in `exchange`.
-The bounds: a head has to be complete in time and within a size, a body has to come on, an answer has to be read, a
-connection has one request at a time, and what cannot be served is answered in the standard shape.
+The bounds: a head has to be complete in time and within a size, a body has to come on, a connection has one request at
+a time, and what cannot be served is answered in the standard shape.
 
 Rules:
 - While a call is under way its connection is read on, so that the client's leaving is seen. What comes meanwhile is
   thrown away and the connection closed after the answer: a client that pipelines sends again what was not answered.
-- After a refusal nothing more is taken from the connection. It is read a little longer, because a socket that is
-  closed over unread bytes is reset, and the answer lost with it.
 - A connection waits for one thing at a time, and has one deadline for it.
 
 Nothing here knows routes, keys or models; a refusal made here is in no metric.
@@ -22,15 +20,14 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from router.errors import ApiError
 from router.http import doorstep
-from router.http.deadline import TICK_S, Deadline
+from router.http.deadline import TICK_S
 from router.http.exchange import EXTENSION, Exchange
-from router.http.pace import UploadPace, untaken_bytes
+from router.http.line import ClientLine
+from router.http.pace import UploadPace
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +38,7 @@ _NO_TARGET = (httptools.HttpParserInvalidURLError, UnicodeDecodeError)
 _ASGI = {"version": "3.0", "spec_version": "2.4"}
 
 
-class InboundProtocol(HttpToolsProtocol):
+class InboundProtocol(ClientLine):
     """One connection. The class's settings are the limits; the configuration's `limit_concurrency` is how many
     connections there may be."""
 
@@ -57,14 +54,8 @@ class InboundProtocol(HttpToolsProtocol):
     #: Apache's `RequestReadTimeout body=20,MinRate=500`.
     upload_s = 60.0
     upload_min_bytes_per_s = 10_000
-    #: A client that takes no byte of its answer for so long is given up.
-    reader_stall_s = 300.0
     #: For the rest of a body whose request is already answered.
     rest_s = 30.0
-    #: How long a refused connection is still read.
-    linger_s = 2.0
-    #: What one connection may send for nothing.
-    discard_max_bytes = 8 * 2**20
 
     def __init__(
         self,
@@ -74,27 +65,15 @@ class InboundProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        #: The request under way, until all of its answer is written.
-        self._exchange: Exchange | None = None
-        self.is_read_paused = False
-        self.is_write_paused = False
-        self._deadline = Deadline(self.loop)
         #: Between a request's first byte, which is no line end, and the end of its headers.
         self._in_head = False
-        #: Between the end of a request's headers and its own end.
-        self._in_body = False
         #: Between two requests; the deadline is the one for keeping the connection.
         self._is_idle = False
-        #: Whatever comes is thrown away.
-        self._is_deaf = False
-        self._discarded_bytes = 0
         #: Bytes since the last that were of use: of the head that is coming, or around a body's chunks.
         self._loose_bytes = 0
         self._upload = UploadPace(
             idle_s=self.upload_idle_s, whole_s=self.upload_s, min_bytes_per_s=self.upload_min_bytes_per_s
         )
-        #: Bytes written that the client had not taken when it was last looked at.
-        self._untaken_bytes = 0
         #: The next request's first bytes, of a client that had its whole answer before the call was over.
         self._early = b""
 
@@ -107,26 +86,6 @@ class InboundProtocol(HttpToolsProtocol):
         self.client = get_remote_addr(transport)
         self.scheme = "https" if is_ssl(transport) else "http"
         self._deadline.set(self.head_s, self._head_is_late)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.connections.discard(self)
-        self._lose_client()
-        self._deadline.stop()
-        if exc is None:
-            self.transport.close()
-        # The parser holds on to this protocol. The base class does the same.
-        self.parser = None  # type: ignore[assignment]
-
-    def eof_received(self) -> None:
-        """A client that closed its sending side has left: nobody could tell it from one that is gone for good."""
-        self._lose_client()
-
-    def shutdown(self) -> None:
-        """uvicorn's: end now, or after the answer under way."""
-        if self._exchange is None:
-            self.transport.close()
-        else:
-            self._exchange.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -161,8 +120,7 @@ class InboundProtocol(HttpToolsProtocol):
             exchange.wake()
             if exchange.unread_bytes > _UNREAD_MAX_BYTES and not self.is_read_paused:
                 # Though it is waited for: several reads of the socket may come before the waiting task has its turn.
-                self.is_read_paused = True
-                self.transport.pause_reading()
+                self.pause_reading()
         elif not self._loose_bytes:
             self._keep()
         elif self._is_idle:
@@ -272,15 +230,6 @@ class InboundProtocol(HttpToolsProtocol):
         self._upload.wait(self.loop.time())
         self._look_at_upload()
 
-    def awaits_reader(self) -> None:
-        """From now on it has to read."""
-        self._untaken_bytes = untaken_bytes(self.transport)
-        self._deadline.set(self.reader_stall_s, self._look_at_reader)
-
-    def resume_reading(self) -> None:
-        self.is_read_paused = False
-        self.transport.resume_reading()
-
     def answered(self, exchange: Exchange) -> None:
         """All of the answer is written; the connection waits for its next request, or ends."""
         self._exchange = None
@@ -301,15 +250,6 @@ class InboundProtocol(HttpToolsProtocol):
             if self._early:
                 early, self._early = self._early, b""
                 self.data_received(early)
-
-    def pause_writing(self) -> None:
-        self.is_write_paused = True
-
-    def resume_writing(self) -> None:
-        self.is_write_paused = False
-        if self._exchange is not None:
-            self._deadline.clear()
-            self._exchange.wake()
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -337,69 +277,17 @@ class InboundProtocol(HttpToolsProtocol):
             exchange.late = self._upload.too_slow(now_s)
             exchange.wake()
 
-    def _look_at_reader(self) -> None:
-        """The client is slow, or gone without a word: only one that takes something may go on."""
-        if untaken_bytes(self.transport) < self._untaken_bytes:
-            self.awaits_reader()
-        else:
-            self._lose_client()
-            self.transport.abort()
-
     # -- not taking --------------------------------------------------------------------------------------------------
-
-    def _lose_client(self) -> None:
-        if self._exchange is not None:
-            exchange, self._exchange = self._exchange, None
-            self._deadline.clear()
-            exchange.lose()
 
     def _meet_early(self, data: bytes, exchange: Exchange) -> None:
         """Bytes that come after a whole request and before its call is over."""
         if exchange.is_all_out:
             # This is no pipelining, only a client that is faster than we are.
             self._early += data
-            self.is_read_paused = True
-            self.transport.pause_reading()
+            self.pause_reading()
             return
         self._go_deaf()
         self._discard(data)
-
-    def _go_deaf(self) -> None:
-        self._is_deaf = True
-        if self._exchange is not None:
-            self._exchange.keep_alive = False
-
-    def _discard(self, data: bytes) -> None:
-        self._discarded_bytes += len(data)
-        if self._discarded_bytes > self.discard_max_bytes:
-            self.transport.abort()
-
-    def _refuse(self, error: ApiError) -> None:
-        """Answer with `error`, unless this request already has (some of) an answer, and end the connection."""
-        is_answered = self._in_body and (self._exchange is None or self._exchange.is_out)
-        # The call hears that its client is gone; what it says from now on goes nowhere.
-        self._lose_client()
-        self._is_deaf = True
-        if is_answered or self.transport.is_closing():
-            self.transport.close()
-            return
-        self.transport.write(doorstep.written(error, self.server_state.default_headers))
-        self._linger()
-
-    def _linger(self) -> None:
-        """End the connection, but read on for a while."""
-        self._is_deaf = True
-        self.transport.write_eof()
-        if self.is_read_paused:
-            self.resume_reading()
-        self._deadline.set(self.linger_s, self._end)
-
-    def _end(self) -> None:
-        """What was written is either taken by now, or has to be waited for."""
-        if self.transport.get_write_buffer_size():
-            self.transport.close()
-        else:
-            self.transport.abort()
 
     def _connections(self) -> int:
         return max(len(self.connections), len(self.tasks))
