@@ -111,6 +111,12 @@ class Lifecycle(msgspec.Struct, frozen=True):
     relapses: int = 0
     is_failing: bool = False
 
+    @property
+    def is_amiss(self) -> bool:
+        """Whether tokens for a client would change more than the time of the last ones."""
+        is_counting = self.losses or self.failures or self.relapses
+        return bool(is_counting) or self.state is not EngineState.SERVING
+
     def gave_tokens_lately(self, now_s: float) -> bool:
         """Whether real work came out of it within `lately_s`."""
         return self.last_ok_at_s is not None and now_s - self.last_ok_at_s <= self.rules.lately_s

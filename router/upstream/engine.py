@@ -91,8 +91,7 @@ class Engine:
         """Tokens of a request came out of it. Where nothing was amiss, one in `_OK_EVERY_S` is taken in."""
         life = self._life
         last_s = life.last_ok_at_s
-        is_news = life.losses or life.failures or life.state is not EngineState.SERVING
-        if last_s is None or is_news or self._clock.now_s() - last_s >= _OK_EVERY_S:
+        if last_s is None or life.is_amiss or self._clock.now_s() - last_s >= _OK_EVERY_S:
             self.see(LifecycleEvent.REQUEST_OK)
 
     @property

@@ -15,6 +15,7 @@ from tests.upstream.fakes import Connection, Script, answer
 
 PLAIN = body_of(max_tokens=4)
 ERROR = answer(b'{"error":{"message":"boom","code":500}}', status=500)
+GOOD = answer(b'{"choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}')
 FEW = 3
 
 
@@ -88,6 +89,27 @@ def test_an_engine_back_by_its_probe_alone_costs_one_more_request() -> None:
     run(test())
 
 
+def test_an_answer_right_after_the_probe_ends_the_row_of_relapses() -> None:
+    async def test() -> None:
+        calls = 0
+
+        async def mended_for_one(connection: Connection) -> None:
+            nonlocal calls
+            calls += 1
+            await connection.send(GOOD if calls == FEW + 1 else ERROR)
+
+        async with fresh(chat={"only": engine(mended_for_one, [])}, batch={}) as stack:
+            await statuses(stack, FEW)
+            stack.engines["only"].see(LifecycleEvent.WORK_OK)
+
+            found = await statuses(stack, 2)
+
+            assert found == [200, 502]
+            assert stack.engines["only"].status.state is EngineState.SERVING
+
+    run(test())
+
+
 def test_where_every_engine_fails_they_are_asked_all_the_same_and_one_that_answers_is_back_in() -> None:
     async def test() -> None:
         calls = 0
@@ -95,8 +117,7 @@ def test_where_every_engine_fails_they_are_asked_all_the_same_and_one_that_answe
         async def until_mended(connection: Connection) -> None:
             nonlocal calls
             calls += 1
-            body = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}'
-            await connection.send(ERROR if calls <= FEW + 1 else answer(body))
+            await connection.send(ERROR if calls <= FEW + 1 else GOOD)
 
         async with fresh(chat={"only": engine(until_mended, [])}, batch={}) as stack:
             found = await statuses(stack, FEW + 3)
