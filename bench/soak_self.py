@@ -37,7 +37,7 @@ from bench.children import ChildFailed, running, stop_on_sigterm
 from bench.proxies import Missing, Proxy, mocks, router, router_config, tokenizer_folder
 from bench.scrape import Series, series
 from bench.yardstick.build import NoCompiler
-from bench.yardstick.cost import cpu_time, pss_mib, rss_mib
+from bench.yardstick.cost import cpu_time, pss_mib, rss_mib, waited_for_cpu_s
 from bench.yardstick.load import Load, Outcome, send_beside
 
 #: The router keeps at most 512 connections to one engine.
@@ -149,12 +149,14 @@ def run(minutes: float, streams: int, folder: Path) -> dict[str, Any]:
             engine.set(ttft_us=20_000, interval_us=INTERVAL_US)
         with router(soak_config(engines, model), folder) as proxy:
             with probing(proxy, folder) as probed:
-                before = cpu_time(proxy.pid)
+                before, waited_before_s = cpu_time(proxy.pid), waited_for_cpu_s(proxy.pid)
                 began_s = time.monotonic()
                 outcome, notes = asyncio.run(soak(proxy, load, bodies))
                 cores = (cpu_time(proxy.pid) - before).total_s / (time.monotonic() - began_s)
+                waited_s = waited_for_cpu_s(proxy.pid) - waited_before_s
             page = series(proxy.url)
-    return report(minutes, streams, outcome, notes, page, probed) | {"router_cores": round(cores, 3)}
+    used = {"router_cores": round(cores, 3), "router_waited_for_cpu_s": round(waited_s, 3)}
+    return report(minutes, streams, outcome, notes, page, probed) | used
 
 
 @contextlib.contextmanager
@@ -226,8 +228,8 @@ def broken_promises(found: dict[str, Any]) -> list[str]:
     probe = found["probe"]
     if probe["over_50ms"]:
         wrong.append(
-            f"{probe['over_50ms']} answers of /healthz took over 50 ms, the longest {probe['max_s']} s; the probe's own "
-            f"sleep was late by up to {probe['own_late_max_s']} s, which is the machine's doing"
+            f"{probe['over_50ms']} answers of /healthz took over 50 ms, the longest {probe['max_s']} s; the probe's "
+            f"own sleep was late by up to {probe['own_late_max_s']} s, which is the machine's doing"
         )
     if not found["prompts_counted"] or not found["streams_done"]:
         wrong.append("no stream was finished, or no long prompt counted")
