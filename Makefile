@@ -14,7 +14,7 @@ ARGS ?=
 .PHONY: help venv demo test check format test-faults test-bench test-engine bench bench-overhead bench-failover bench-soak bench-nginx lock clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 venv: $(STAMP)  ## Install the router and its development tools into .venv, under constraints.txt
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CpuTime", "cpu_time", "family", "pss_mib", "rss_mib"]
+__all__ = ["CpuTime", "cpu_time", "family", "pss_mib", "rss_mib", "waited_for_cpu_s"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
@@ -62,6 +62,15 @@ def pss_mib(pid: int) -> float:
 def rss_mib(pid: int) -> float:
     """Memory of this one process, MiB, shared pages counted whole."""
     return _kib(_PROC / str(pid) / "status", "VmRSS:") / 1024
+
+
+def waited_for_cpu_s(pid: int) -> float:
+    """Seconds that the process's first thread was ready to run while others had the processor: the machine's doing, not
+    its own. 0 where the kernel does not say."""
+    try:
+        return int((_PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def _stat(pid: int) -> list[str]:

@@ -12,9 +12,10 @@
 //   POST .../tokenize, /render a made-up list of token ids
 //   GET  /health /v1/models /metrics /version and the *_info pages of other servers
 //   GET  /mock/stats           counters, JSON
-//   GET  /mock/set?ttft_us=&interval_us=&tokens=&latency_us=&status=&ctx=&reset=1
+//   GET  /mock/set?ttft_us=&interval_us=&tokens=&latency_us=&status=&ctx=&fail_every=&reset=1
 //                              status: answer every POST so, /health stays 200; ctx: longer bodies (bytes) get the 400
-//                              "maximum context length" of vLLM; reset: counters to 0
+//                              "maximum context length" of vLLM; fail_every: each so-many-th chat is
+//                              answered 500; reset: counters to 0
 //
 // Bounds: a head of 64 KiB, a body of 64 MiB, 1000 token ids an answer; past them the connection is closed. Connections
 // are bounded by the process's open files. It ends with SIGTERM or SIGINT; nothing is written anywhere.
@@ -46,7 +47,7 @@ typedef struct conn {
   uint64_t due, gen;
   char id[32];
 } conn;
-static long ttft_us = 0, interval_us = 0, tokens = 100, latency_us = 0, status_ = 200, ctx = 0, render = 1;
+static long ttft_us = 0, interval_us = 0, tokens = 100, latency_us = 0, status_ = 200, ctx = 0, fail_every = 0, render = 1;
 static long max_model_len = 8192;
 static int port = 0;
 static const char *model = "mock";
@@ -381,6 +382,7 @@ static int handle(conn *c) {
       latency_us = qn(path, "latency_us=", latency_us);
       status_ = qn(path, "status=", status_);
       ctx = qn(path, "ctx=", ctx);
+      fail_every = qn(path, "fail_every=", fail_every);
       render = qn(path, "render=", render);
       if (strstr(path, "reset=1")) {
         n_req = n_chat = n_stream = n_chunks = n_abort = n_conn = n_other = 0;
@@ -453,9 +455,10 @@ static int handle(conn *c) {
     if (find(c->in, hl < 200 ? hl : 200, "/chat/completions "))
       n_chat++;
     snprintf(c->id, sizeof c->id, "mock%d-%llu", port, (unsigned long long)++seq);
-    if (status_ != 200) {
+    int st = fail_every && n_chat && n_chat % fail_every == 0 ? 500 : (int)status_;
+    if (st != 200) {
       const char *m = "{\"error\":{\"message\":\"mock failure\",\"type\":\"server_error\",\"code\":500}}";
-      rc = reply(c, status_, "application/json", m, strlen(m));
+      rc = reply(c, st, "application/json", m, strlen(m));
     } else if (ctx && bl > (size_t)ctx) {
       char m[512];
       snprintf(m, sizeof m,
