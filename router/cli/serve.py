@@ -49,6 +49,9 @@ _BACKLOG = 2048
 _FIRST_LOOK_S = 2.0
 #: As long as the router itself waits for a client to read.
 _READER_STALL_MS = int(InboundProtocol.reader_stall_s * 1_000)
+#: The kernel asks after a silent client when it has heard nothing for so long, and again so often.
+_KEEPALIVE_IDLE_S = 60
+_KEEPALIVE_EVERY_S = 15
 #: Files of each call at most: the client's socket and the engine's. And what a process needs beside them.
 _FILES_PER_CALL = 2
 _OTHER_FILES = 256
@@ -158,6 +161,12 @@ def listen(config: RouterConfig) -> socket.socket:
             # Accepted sockets inherit it. What was written to a client that reads nothing keeps its connection open
             # even after the server has closed it; only the kernel can end that.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _READER_STALL_MS)
+        # And a client that is gone without a word (its machine sleeps, its network is away) while there is nothing to
+        # write to it yet, as in a long prefill. It is given up after as long as a silent reader.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_EVERY_S)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
         listener.setblocking(False)
