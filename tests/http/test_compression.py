@@ -76,6 +76,16 @@ async def test_a_gzip_body_may_come_chunked_and_in_any_pieces(raw: tuple[Stack, 
     assert [call.body for call in engine.calls] == [BODY]
 
 
+async def test_a_gzip_body_of_several_members_is_one_body(raw: tuple[Stack, ScriptedEngine]) -> None:
+    stack, engine = raw
+    packed = b"".join(gzip.compress(BODY[start : start + 100]) for start in range(0, len(BODY), 100))
+
+    answer = await stack.post("/v1/chat/completions", packed, headers={"content-encoding": "gzip"})
+
+    assert answer.status_code == 200
+    assert [call.body for call in engine.calls] == [BODY]
+
+
 async def test_a_small_upload_that_becomes_too_large_is_a_413_and_nothing_of_it_stays() -> None:
     limit = MIB
     async with fresh(server={"body_max_bytes": limit}) as stack:
@@ -98,7 +108,8 @@ BROKEN = {
     "wrong sum": PACKED[:-8] + bytes(8),
     "damaged": PACKED[:20] + b"\xff\xff\xff" + PACKED[23:],
     "something after it": PACKED + b"x",
-    "two members": PACKED + PACKED,
+    "half a member after it": PACKED + PACKED[:30],
+    "members without end": gzip.compress(b"") * 5_000,
     "deflate": zlib.compress(BODY),
 }
 
