@@ -149,13 +149,19 @@ def run(minutes: float, streams: int, folder: Path) -> dict[str, Any]:
             engine.set(ttft_us=20_000, interval_us=INTERVAL_US)
         with router(soak_config(engines, model), folder) as proxy:
             with probing(proxy, folder) as probed:
+                # The start has stalls of its own, before anyone is served.
+                stalls_before = stalls(series(proxy.url))
                 before, waited_before_s = cpu_time(proxy.pid), waited_for_cpu_s(proxy.pid)
                 began_s = time.monotonic()
                 outcome, notes = asyncio.run(soak(proxy, load, bodies))
                 cores = (cpu_time(proxy.pid) - before).total_s / (time.monotonic() - began_s)
                 waited_s = waited_for_cpu_s(proxy.pid) - waited_before_s
             page = series(proxy.url)
-    used = {"router_cores": round(cores, 3), "router_waited_for_cpu_s": round(waited_s, 3)}
+    used = {
+        "stalls_over_50ms": stalls(page) - stalls_before,
+        "router_cores": round(cores, 3),
+        "router_waited_for_cpu_s": round(waited_s, 3),
+    }
     return report(minutes, streams, outcome, notes, page, probed) | used
 
 
@@ -165,7 +171,7 @@ def probing(proxy: Proxy, folder: Path) -> Iterator[dict[str, Any]]:
     out = folder / "probe.json"
     found: dict[str, Any] = {}
     script = str(Path(__file__).parent / "loop_probe.py")
-    with running("probe", [sys.executable, script, str(proxy.port), str(out)], folder):
+    with running("probe", [sys.executable, script, str(proxy.port), str(proxy.pid), str(out)], folder):
         yield found
     found |= json.loads(out.read_text())
 
@@ -174,8 +180,6 @@ def report(
     minutes: float, streams: int, outcome: Outcome, notes: Notes, page: Series, probed: dict[str, Any]
 ) -> dict[str, Any]:
     first, last = _window(notes.memory, min(60.0, minutes * 15)), _window(notes.memory, minutes * 60 - WINDOW_S)
-    buckets = page.buckets("router_loop_delay_seconds")
-    over = int(max(buckets.values()) - buckets[STALL_S])
     counted = [took_s for values in notes.counted_s.values() for took_s in values]
     return {
         "minutes": minutes,
@@ -191,7 +195,6 @@ def report(
         "rss_slope_mib_per_minute": _slope(notes.memory, min(60.0, minutes * 15)),
         "pss_last_mib": round(notes.memory[-1][2], 1),
         "loop_stall_max_s": probed["max_s"],
-        "stalls_over_50ms": over,
         "probe": probed,
         "prompts_counted": len(counted),
         "prompts_counted_exactly_in_all": int(page.total("router_counted_total", method="exact")),
@@ -201,6 +204,12 @@ def report(
         },
         "machine": machine.describe(),
     }
+
+
+def stalls(page: Series) -> int:
+    """How often the router's loop was late by more than `STALL_S`, by its own account since its start."""
+    buckets = page.buckets("router_loop_delay_seconds")
+    return int(max(buckets.values()) - buckets[STALL_S])
 
 
 def _window(memory: list[tuple[float, float, float]], from_s: float) -> float:
