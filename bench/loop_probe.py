@@ -2,11 +2,12 @@
 
 Independent of what the server says of itself: an event loop that stands still answers nobody. It is a process of its
 own, so that whatever else a measurement does cannot delay it. Runs until SIGTERM; OUT.json then holds {answers,
-failures, over_50ms, moments, max_s, p99_s, own_late_max_s}.
+failures, over_50ms, over_50ms_own, moments, max_s, p99_s, own_late_max_s}.
 
 `moments` are the first answers over 50 ms: when (`at_s` from its own start), how long (`took_s`), and what the server's
 first thread did meanwhile: `ran_s` is its own doing, `waited_s` was spent ready to run while others had the processor.
-Where both are small the probe itself was late, as its sleep was by up to `own_late_max_s`.
+Where both are small the probe itself was late, as its sleep was by up to `own_late_max_s`. `over_50ms_own` counts the
+answers that are over 50 ms even without the waiting.
 """
 
 import http.client
@@ -35,6 +36,7 @@ class Probe:
         self._took_s = array("f")
         self._failures = 0
         self._over = 0
+        self._over_own = 0
         self._moments: list[dict[str, float]] = []
         self._schedule = Path(f"/proc/{pid}/schedstat")
         self._began_s = time.monotonic()
@@ -57,6 +59,7 @@ class Probe:
             "answers": len(in_order),
             "failures": self._failures,
             "over_50ms": self._over,
+            "over_50ms_own": self._over_own,
             "moments": self._moments,
             "max_s": round(in_order[-1], 4) if in_order else 0.0,
             "p99_s": round(in_order[int((len(in_order) - 1) * 0.99)], 4) if in_order else 0.0,
@@ -80,9 +83,10 @@ class Probe:
         return took_s
 
     def _note_long(self, began_s: float, took_s: float, ran_s: float, waited_s: float) -> None:
+        ran_after_s, waited_after_s = self._server_times_s()
         self._over += 1
+        self._over_own += took_s - (waited_after_s - waited_s) > _LONG_S
         if len(self._moments) < _MOMENTS_MAX:
-            ran_after_s, waited_after_s = self._server_times_s()
             moment = {"at_s": began_s - self._began_s, "took_s": took_s}
             moment |= {"ran_s": ran_after_s - ran_s, "waited_s": waited_after_s - waited_s}
             self._moments.append({name: round(value, 4) for name, value in moment.items()})

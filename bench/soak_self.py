@@ -3,7 +3,8 @@
 Shows that no stream fails, that memory is flat, and that the event loop never stands still for 50 ms while prompts of
 30,000 and 200,000 tokens are counted exactly by a real tokenizer. Stalls are read from the router's own
 `router_loop_delay_seconds` and, independent of it, from a probe of /healthz every 20 ms by a process of its own, whose
-longest wait is `loop_stall_max_s`. Both see what else the machine does as well: nothing else should run on it.
+longest wait is `loop_stall_max_s`. Where the router was ready to run and others had the processor, that is the
+machine's doing and is told apart; better let nothing else run on it.
 
 Memory is that of the router's process: its mean over the 15 s from minute 1 on (from a quarter of a shorter run)
 against that over the last 15 s. `count_p50_s` is the whole time of a long request on an engine that answers at once:
@@ -232,14 +233,12 @@ def broken_promises(found: dict[str, Any]) -> list[str]:
         wrong.append(f"{found['errors']} errors, the first: {found['first_error']}")
     if found["rss_growth_ratio"] > GROWTH_MAX_RATIO:
         wrong.append(f"memory grew by {found['rss_growth_ratio']:.1%}, at most {GROWTH_MAX_RATIO:.0%} is flat")
-    if found["stalls_over_50ms"]:
-        wrong.append(f"the loop stood still over 50 ms {found['stalls_over_50ms']} times")
+    unexplained = found["stalls_over_50ms"] - found["router_waited_for_cpu_s"] / STALL_S
+    if unexplained > 0:
+        wrong.append(f"the loop stood still over 50 ms {found['stalls_over_50ms']} times, not for want of a processor")
     probe = found["probe"]
-    if probe["over_50ms"]:
-        wrong.append(
-            f"{probe['over_50ms']} answers of /healthz took over 50 ms, the longest {probe['max_s']} s; the probe's "
-            f"own sleep was late by up to {probe['own_late_max_s']} s, which is the machine's doing"
-        )
+    if probe["over_50ms_own"]:
+        wrong.append(f"{probe['over_50ms_own']} answers of /healthz took over 50 ms, the longest {probe['max_s']} s")
     if not found["prompts_counted"] or not found["streams_done"]:
         wrong.append("no stream was finished, or no long prompt counted")
     return wrong
