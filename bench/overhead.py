@@ -43,7 +43,7 @@ from bench.yardstick.measure import Slice, Spread, added_us, measure
 OURS, OURS_TOKENIZER, PEER, NGINX = "router", "router_tokenizer", "vllm_router", "nginx"
 CONNECTIONS = 64
 TTFT_US = INTERVAL_US = 20_000
-_LATENCY_SLICES = 2
+_LATENCY_SLICES = 3
 #: ours over vllm-router's: at least 1 for work done for a CPU-second, at most 2 for time added.
 TARGETS = {
     "requests_per_cpu_s_ratio": (">=", 1.0),
@@ -69,7 +69,7 @@ class Plan:
         return Load(CONNECTIONS, self.streams_s, is_stream=True, tokens=self.tokens, stagger_us=self.stagger_us)
 
 
-FULL = Plan(rounds=3, requests_s=2.0, streams_s=1.6, latency_s=0.5, tokens=60)
+FULL = Plan(rounds=3, requests_s=2.0, streams_s=1.6, latency_s=0.4, tokens=60)
 QUICK = Plan(rounds=2, requests_s=0.8, streams_s=0.8, latency_s=0.3, tokens=40)
 
 

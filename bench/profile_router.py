@@ -27,7 +27,7 @@ _LINES_MAX = 40
 
 #: The first whose mark begins the module's path inside `router/` is its layer.
 _LAYERS = (
-    ("inbound", ("http/inbound", "http/client", "http/head")),
+    ("inbound", ("http/inbound", "http/client", "http/head", "http/exchange")),
     ("guard", ("http/guard", "http/routes")),
     ("parse", ("http/parsing", "http/decoding", "http/texts", "http/bodies", "http/multipart", "request")),
     ("count", ("tokens/", "http/sizing")),

@@ -3,7 +3,8 @@
 Shows that no stream fails, that memory is flat, and that the event loop never stands still for 50 ms while prompts of
 30,000 and 200,000 tokens are counted exactly by a real tokenizer. Stalls are read from the router's own
 `router_loop_delay_seconds` and, independent of it, from a probe of /healthz every 20 ms by a process of its own, whose
-longest wait is `loop_stall_max_s`. Both see what else the machine does as well: nothing else should run on it.
+longest wait is `loop_stall_max_s`. Where the router was ready to run and others had the processor, that is the
+machine's doing and is told apart; better let nothing else run on it.
 
 Memory is that of the router's process: its mean over the 15 s from minute 1 on (from a quarter of a shorter run)
 against that over the last 15 s. `count_p50_s` is the whole time of a long request on an engine that answers at once:
@@ -149,13 +150,19 @@ def run(minutes: float, streams: int, folder: Path) -> dict[str, Any]:
             engine.set(ttft_us=20_000, interval_us=INTERVAL_US)
         with router(soak_config(engines, model), folder) as proxy:
             with probing(proxy, folder) as probed:
+                # The start has stalls of its own, before anyone is served.
+                stalls_before = stalls(series(proxy.url))
                 before, waited_before_s = cpu_time(proxy.pid), waited_for_cpu_s(proxy.pid)
                 began_s = time.monotonic()
                 outcome, notes = asyncio.run(soak(proxy, load, bodies))
                 cores = (cpu_time(proxy.pid) - before).total_s / (time.monotonic() - began_s)
                 waited_s = waited_for_cpu_s(proxy.pid) - waited_before_s
             page = series(proxy.url)
-    used = {"router_cores": round(cores, 3), "router_waited_for_cpu_s": round(waited_s, 3)}
+    used = {
+        "stalls_over_50ms": stalls(page) - stalls_before,
+        "router_cores": round(cores, 3),
+        "router_waited_for_cpu_s": round(waited_s, 3),
+    }
     return report(minutes, streams, outcome, notes, page, probed) | used
 
 
@@ -165,7 +172,7 @@ def probing(proxy: Proxy, folder: Path) -> Iterator[dict[str, Any]]:
     out = folder / "probe.json"
     found: dict[str, Any] = {}
     script = str(Path(__file__).parent / "loop_probe.py")
-    with running("probe", [sys.executable, script, str(proxy.port), str(out)], folder):
+    with running("probe", [sys.executable, script, str(proxy.port), str(proxy.pid), str(out)], folder):
         yield found
     found |= json.loads(out.read_text())
 
@@ -174,8 +181,6 @@ def report(
     minutes: float, streams: int, outcome: Outcome, notes: Notes, page: Series, probed: dict[str, Any]
 ) -> dict[str, Any]:
     first, last = _window(notes.memory, min(60.0, minutes * 15)), _window(notes.memory, minutes * 60 - WINDOW_S)
-    buckets = page.buckets("router_loop_delay_seconds")
-    over = int(max(buckets.values()) - buckets[STALL_S])
     counted = [took_s for values in notes.counted_s.values() for took_s in values]
     return {
         "minutes": minutes,
@@ -191,7 +196,6 @@ def report(
         "rss_slope_mib_per_minute": _slope(notes.memory, min(60.0, minutes * 15)),
         "pss_last_mib": round(notes.memory[-1][2], 1),
         "loop_stall_max_s": probed["max_s"],
-        "stalls_over_50ms": over,
         "probe": probed,
         "prompts_counted": len(counted),
         "prompts_counted_exactly_in_all": int(page.total("router_counted_total", method="exact")),
@@ -201,6 +205,12 @@ def report(
         },
         "machine": machine.describe(),
     }
+
+
+def stalls(page: Series) -> int:
+    """How often the router's loop was late by more than `STALL_S`, by its own account since its start."""
+    buckets = page.buckets("router_loop_delay_seconds")
+    return int(max(buckets.values()) - buckets[STALL_S])
 
 
 def _window(memory: list[tuple[float, float, float]], from_s: float) -> float:
@@ -223,14 +233,12 @@ def broken_promises(found: dict[str, Any]) -> list[str]:
         wrong.append(f"{found['errors']} errors, the first: {found['first_error']}")
     if found["rss_growth_ratio"] > GROWTH_MAX_RATIO:
         wrong.append(f"memory grew by {found['rss_growth_ratio']:.1%}, at most {GROWTH_MAX_RATIO:.0%} is flat")
-    if found["stalls_over_50ms"]:
-        wrong.append(f"the loop stood still over 50 ms {found['stalls_over_50ms']} times")
+    unexplained = found["stalls_over_50ms"] - found["router_waited_for_cpu_s"] / STALL_S
+    if unexplained > 0:
+        wrong.append(f"the loop stood still over 50 ms {found['stalls_over_50ms']} times, not for want of a processor")
     probe = found["probe"]
-    if probe["over_50ms"]:
-        wrong.append(
-            f"{probe['over_50ms']} answers of /healthz took over 50 ms, the longest {probe['max_s']} s; the probe's "
-            f"own sleep was late by up to {probe['own_late_max_s']} s, which is the machine's doing"
-        )
+    if probe["over_50ms_own"]:
+        wrong.append(f"{probe['over_50ms_own']} answers of /healthz took over 50 ms, the longest {probe['max_s']} s")
     if not found["prompts_counted"] or not found["streams_done"]:
         wrong.append("no stream was finished, or no long prompt counted")
     return wrong

@@ -75,7 +75,8 @@ def _soaked(**changes: Any) -> dict[str, Any]:
         "first_error": None,
         "rss_growth_ratio": 0.05,
         "stalls_over_50ms": 0,
-        "probe": {"over_50ms": 0, "own_late_max_s": 0.0, "max_s": 0.01},
+        "router_waited_for_cpu_s": 0.06,
+        "probe": {"over_50ms": 5, "over_50ms_own": 0, "max_s": 0.01},
         "prompts_counted": 1,
         "streams_done": 1,
     }
@@ -88,7 +89,7 @@ def _soaked(**changes: Any) -> dict[str, Any]:
         ({"errors": 1, "first_error": "HTTP 500"}, "HTTP 500"),
         ({"rss_growth_ratio": 0.051}, "memory grew by 5.1%"),
         ({"stalls_over_50ms": 2}, "over 50 ms 2 times"),
-        ({"probe": {"over_50ms": 3, "own_late_max_s": 0.0, "max_s": 0.09}}, "3 answers of /healthz"),
+        ({"probe": {"over_50ms": 5, "over_50ms_own": 3, "max_s": 0.09}}, "3 answers of /healthz"),
         ({"prompts_counted": 0}, "no long prompt counted"),
     ],
 )
