@@ -76,12 +76,13 @@ class Answer:
         self._clock = clock
         self._first_byte_s = first_byte_s
         self._on_output = on_output
-        self._meter = UsageReader(request.endpoint.value)
+        # The endpoint is its own value; to ask an enumeration for it takes longer.
+        self._meter = UsageReader(request.endpoint)
         self._splitter = EventSplitter() if is_stream else None
         self._output_events = 0
         #: An answer without a cap is charged as it grows.
         self._grows = lease is not None and not lease.demand.output_is_capped
-        self._added_usage_option = not request.asked_include_usage and "stream_options" in request.edits
+        self._added_usage_option = is_stream and not request.asked_include_usage and "stream_options" in request.edits
 
     def __enter__(self) -> Self:
         return self
@@ -167,14 +168,18 @@ class Answer:
         self.preface = b"".join(held)
         return found
 
+    def take_whole(self) -> bool:
+        """Take a plain answer that is all here as the `preface`. False: it is not."""
+        body = self.response.whole()
+        if body is None:
+            return False
+        self.is_whole = True
+        self.preface = body
+        self._meter.see_body_tail(body)
+        return True
+
     async def read_whole(self, max_bytes: int) -> None:
-        """Read a plain answer into the `preface`, whole unless it has more than `max_bytes`."""
-        here = self.response.whole()
-        if here is not None:
-            self.is_whole = True
-            self.preface = here
-            self._meter.see_body_tail(here)
-            return
+        """Wait for it: read a plain answer into the `preface`, whole unless it has more than `max_bytes`."""
         parts: list[bytes] = []
         size = 0
         while size < max_bytes:

@@ -83,7 +83,15 @@ class Body:
         is not read, 400 for a broken one, 429 past the budget, 408 where it stops coming or never ends; `ClientLeft`
         if it ends early.
         """
-        inflater = Inflater() if self._check_headers() else None
+        if not self._check_headers():
+            exchange = exchange_of(self._scope)
+            body = None if exchange is None else exchange.whole_body()
+            if body is not None:
+                self._take(body)
+                return body
+            inflater = None
+        else:
+            inflater = Inflater()
         parts: list[bytes] = []
         while True:
             message = await self._receive()

@@ -152,15 +152,25 @@ class Exchange:
             if self.more_body:
                 self._line.awaits_body()
             await self._wait()
-        body = b"".join(self.parts)
-        self.parts.clear()
+        return {"type": "http.request", "body": self._take(), "more_body": self.more_body}
+
+    def whole_body(self) -> bytes | None:
+        """What `receive` would give if it is all of the body and here already; else None, and nothing is taken."""
+        if self.more_body or self._is_told or self.is_gone or self.is_complete or self.late is not None:
+            return None
+        return self._take()
+
+    def _take(self) -> bytes:
+        parts = self.parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
         self.unread_bytes = 0
         self._is_told = not self.more_body
         # A client that sends without being asked need not be asked any more.
         self._expects_go_on = False
         if self._line.is_read_paused:
             self._line.resume_reading()
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        return body
 
     async def send(self, message: Message) -> None:
         """ASGI's. Raises: `ConnectionResetError` if the client is gone, `RuntimeError` for a message out of place."""
