@@ -13,7 +13,7 @@ from router.clock import Clock
 from router.flow.lease import Lease
 from router.policy.outcome import Outcome
 from router.request import ParsedRequest, RequestRecord
-from router.upstream.api import Headers, UpstreamError, UpstreamResponse, UpstreamTimeout
+from router.upstream.api import Headers, Take, UpstreamError, UpstreamResponse, UpstreamTimeout
 from router.upstream.sse import Event, EventSplitter, FirstEvent, UsageReader, first_event_kind, is_usage_only
 
 #: What may come before the first token (comments, role-only chunks) and is held back with it.
@@ -76,12 +76,13 @@ class Answer:
         self._clock = clock
         self._first_byte_s = first_byte_s
         self._on_output = on_output
-        self._meter = UsageReader(request.endpoint.value)
+        # The endpoint is its own value; to ask an enumeration for it takes longer.
+        self._meter = UsageReader(request.endpoint)
         self._splitter = EventSplitter() if is_stream else None
         self._output_events = 0
         #: An answer without a cap is charged as it grows.
         self._grows = lease is not None and not lease.demand.output_is_capped
-        self._added_usage_option = not request.asked_include_usage and "stream_options" in request.edits
+        self._added_usage_option = is_stream and not request.asked_include_usage and "stream_options" in request.edits
 
     def __enter__(self) -> Self:
         return self
@@ -112,20 +113,29 @@ class Answer:
                 chunk = await self.response.read()
                 if chunk:
                     out = self._pass_on(chunk)
-                    if self.is_stream and self.record.first_token_at_s is None:
-                        self._check_first_token_in_time()
                 else:
                     self.is_whole = True
                     out = self._flush()
                 if out:
                     return out
         except UpstreamError as error:
-            late = isinstance(error, UpstreamTimeout)
-            self.outcome = Outcome.ENGINE_TIMEOUT_STREAMING if late else Outcome.ENGINE_LOST_STREAMING
-            if self.on_cut is not None:
-                self.on_cut()
+            self._note_cut(error)
             raise
         return b""
+
+    async def forward(self, take: Take) -> None:
+        """Hand the client's bytes to `take` as soon as they come, until the end or until `take` says False: then `read`
+        goes on. Raises: as `read`, and what `take` raises."""
+
+        def pass_on(chunk: bytes) -> bool:
+            out = self._pass_on(chunk)
+            return take(out) if out else True
+
+        try:
+            await self.response.forward(pass_on)
+        except UpstreamError as error:
+            self._note_cut(error)
+            raise
 
     async def read_first_event(self, *, commit_after_s: float) -> FirstEvent | None:
         """Read a stream up to its first token, an error, an abort or its end; what was read is then the `preface`.
@@ -158,8 +168,18 @@ class Answer:
         self.preface = b"".join(held)
         return found
 
+    def take_whole(self) -> bool:
+        """Take a plain answer that is all here as the `preface`. False: it is not."""
+        body = self.response.whole()
+        if body is None:
+            return False
+        self.is_whole = True
+        self.preface = body
+        self._meter.see_body_tail(body)
+        return True
+
     async def read_whole(self, max_bytes: int) -> None:
-        """Read a plain answer into the `preface`, whole unless it has more than `max_bytes`."""
+        """Wait for it: read a plain answer into the `preface`, whole unless it has more than `max_bytes`."""
         parts: list[bytes] = []
         size = 0
         while size < max_bytes:
@@ -196,12 +216,17 @@ class Answer:
         if self._splitter is None:
             self._meter.see_body_tail(chunk)
             return chunk
-        if self.record.first_token_at_s is not None:
-            plain = self._splitter.split_plain(chunk)
-            if plain is not None:
-                self._grow(plain)
-                return chunk
-        return self._events(self._splitter.feed(chunk))
+        if self.record.first_token_at_s is None:
+            out = self._events(self._splitter.feed(chunk))
+            if self.record.first_token_at_s is None:
+                self._check_first_token_in_time()
+            return out
+        plain = self._splitter.split_plain(chunk)
+        if plain is None:
+            return self._events(self._splitter.feed(chunk))
+        if self._grows:
+            self._grow(plain)
+        return chunk
 
     def _flush(self) -> bytes:
         return b"" if self._splitter is None else self._events(self._splitter.flush())
@@ -231,6 +256,12 @@ class Answer:
         if self._grows and self.lease is not None:
             self._output_events += events
             self.lease.produced(self._output_events)
+
+    def _note_cut(self, error: UpstreamError) -> None:
+        late = isinstance(error, UpstreamTimeout)
+        self.outcome = Outcome.ENGINE_TIMEOUT_STREAMING if late else Outcome.ENGINE_LOST_STREAMING
+        if self.on_cut is not None:
+            self.on_cut()
 
     def _check_first_token_in_time(self) -> None:
         """Comments show that the engine lives, not that it will ever answer."""

@@ -56,7 +56,8 @@ async def ask(
         )
     except UpstreamError as error:
         raise from_transport(error, name) from error
-    says_stream = (response.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
+    content_type = response.header(b"content-type")
+    says_stream = content_type is not None and content_type.lower().startswith(b"text/event-stream")
     answer = Answer(
         response,
         request,
@@ -74,7 +75,10 @@ async def ask(
         elif answer.is_stream:
             await _read_stream_start(answer, name, commit_after_s)
         else:
-            await _read_plain(answer, name, is_unreadable_stream=says_stream)
+            # A long answer goes through as it comes, and so does a stream that cannot be read.
+            if not (says_stream or answer.take_whole()):
+                await answer.read_whole(_WHOLE_MAX_BYTES)
+            _look_at_plain(answer, name)
     except UpstreamError as error:
         response.close()
         raise from_transport(error, name) from error
@@ -126,11 +130,8 @@ async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -
         answer.replace(meaning.status, meaning.body)
 
 
-async def _read_plain(answer: Answer, name: str, *, is_unreadable_stream: bool) -> None:
-    """An answer in one piece, up to a bound; a longer one goes through as it comes, and so does a stream that cannot
-    be read."""
-    if not is_unreadable_stream:
-        await answer.read_whole(_WHOLE_MAX_BYTES)
+def _look_at_plain(answer: Answer, name: str) -> None:
+    """Whether an answer in one piece is one. Raises: `AttemptFailed`."""
     body = answer.preface
     # Only a body with the word in it can be one.
     if answer.is_whole and b'"abort"' in body and answer.request.endpoint.generates and body_kind(body).kind == "abort":

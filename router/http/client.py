@@ -26,6 +26,10 @@ _STEPS_A_TURN = 8
 _ENDS_WITH_DONE = frozenset({Endpoint.CHAT.value, Endpoint.COMPLETIONS.value})
 
 
+_REQUEST_LINES = b"\r\n%b: %%b\r\n%b: %%.0f%%b" % (b"x-request-id", b"x-router-queue-wait-ms")
+_COUNT_LINES = b"\r\n%b: %%d\r\n%b: %%b" % (b"x-router-prompt-tokens", b"x-router-prompt-tokens-exact")
+
+
 class ClientLeft(ConnectionError):
     """The client closed its connection, or stopped reading or sending."""
 
@@ -79,7 +83,15 @@ class Body:
         is not read, 400 for a broken one, 429 past the budget, 408 where it stops coming or never ends; `ClientLeft`
         if it ends early.
         """
-        inflater = Inflater() if self._check_headers() else None
+        if not self._check_headers():
+            exchange = exchange_of(self._scope)
+            body = None if exchange is None else exchange.whole_body()
+            if body is not None:
+                self._take(body)
+                return body
+            inflater = None
+        else:
+            inflater = Inflater()
         parts: list[bytes] = []
         while True:
             message = await self._receive()
@@ -182,12 +194,16 @@ class ClientWatch:
 
 class Reply:
     """What goes to the client. `started` tells whether the status is out, after which an error is only an event of a
-    stream; `finished`, whether all of it is. All of it raises `ClientLeft` where the client is gone."""
+    stream; `finished`, whether all of it is. All of it raises `ClientLeft` where the client is gone.
 
-    __slots__ = ("_is_stream", "_record", "_send", "finished", "shape", "started")
+    `exchange`: the request's own end of the connection, where it is one of the router's: what is to be fast goes there,
+    past ASGI."""
 
-    def __init__(self, send: Send, record: RequestRecord, shape: ErrorShape) -> None:
+    __slots__ = ("_exchange", "_is_stream", "_record", "_send", "finished", "shape", "started")
+
+    def __init__(self, send: Send, record: RequestRecord, shape: ErrorShape, exchange: Exchange | None = None) -> None:
         self._send = send
+        self._exchange = exchange
         self._record = record
         self.shape = shape
         self.started = False
@@ -204,12 +220,35 @@ class Reply:
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer, in one write; its length is added to the headers."""
-        self._record.status = status
-        self._record.bytes_out += len(body)
+        record, exchange = self._record, self._exchange
+        record.status = status
+        record.bytes_out += len(body)
         self.started = self.finished = True
-        pairs = [*headers, (b"content-length", b"%d" % len(body)), *router_headers(self._record)]
-        await self._out({"type": "http.response.start", "status": status, "headers": pairs})
-        await self._out({"type": "http.response.body", "body": body, "more_body": False})
+        if exchange is None:
+            pairs = [*headers, (b"content-length", b"%d" % len(body)), *router_headers(record)]
+            await self._out({"type": "http.response.start", "status": status, "headers": pairs})
+            await self._out({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        try:
+            if not exchange.has_room:
+                await exchange.drain()
+            exchange.answer(status, headers, router_lines(record), body)
+        except OSError:
+            raise ClientLeft from None
+
+    @property
+    def can_put(self) -> bool:
+        """Whether `put` may be called: the connection is the router's and the client takes what comes."""
+        return self._exchange is not None and self._exchange.has_room
+
+    def put(self, chunk: bytes) -> bool:
+        """`write` without waiting; False: the client is slow, and only `write` is right until `can_put`."""
+        assert self._exchange is not None
+        self._record.bytes_out += len(chunk)
+        try:
+            return self._exchange.put(chunk)
+        except OSError:
+            raise ClientLeft from None
 
     async def write(self, chunk: bytes) -> None:
         self._record.bytes_out += len(chunk)
@@ -256,26 +295,31 @@ def exchange_of(scope: Scope) -> Exchange | None:
 def router_headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:
     """What the router says about its decision; only what is known. Names are percent-encoded where they are not
     plain ASCII."""
-    wait_ms = b"%.0f" % (record.queue_wait_s * 1000) if record.queue_wait_s else b"0"
-    headers = [(b"x-request-id", record.request_id.encode()), (b"x-router-queue-wait-ms", wait_ms)]
-    if record.pool != "none":
-        headers.append((b"x-router-pool", _written(record.pool)))
-    if record.engine is not None:
-        headers.append((b"x-router-engine", _written(record.engine)))
-    if record.relay is not None:
-        headers.append((b"x-router-relay", _written(record.relay)))
-    if record.reason != "none":
-        headers.append((b"x-router-reason", _written(record.reason)))
-    if record.count is not None:
-        headers.append((b"x-router-prompt-tokens", b"%d" % record.count.prompt_tokens))
-        headers.append((b"x-router-prompt-tokens-exact", b"true" if record.count.exact else b"false"))
-    return headers
+    lines = router_lines(record).split(b"\r\n")[1:]
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
+
+
+def router_lines(record: RequestRecord) -> bytes:
+    """The same as lines of a head, a line end before each."""
+    wait_ms = record.queue_wait_s * 1000 if record.queue_wait_s else 0
+    way = _way_lines(record.pool, record.engine, record.relay, record.reason)
+    lines = _REQUEST_LINES % (record.request_id.encode(), wait_ms, way)
+    count = record.count
+    if count is None:
+        return lines
+    return lines + _COUNT_LINES % (count.prompt_tokens, b"true" if count.exact else b"false")
 
 
 @lru_cache(maxsize=1024)
-def _written(name: str) -> bytes:
-    """Pools, engines, relays and reasons are few and come again with every answer."""
-    return in_ascii(name).encode()
+def _way_lines(pool: str, engine: str | None, relay: str | None, reason: str) -> bytes:
+    """The way a request took: there are few, and they come again with every answer."""
+    names = (
+        (b"x-router-pool", None if pool == "none" else pool),
+        (b"x-router-engine", engine),
+        (b"x-router-relay", relay),
+        (b"x-router-reason", None if reason == "none" else reason),
+    )
+    return b"".join(b"\r\n%b: %b" % (key, in_ascii(name).encode()) for key, name in names if name is not None)
 
 
 def in_ascii(name: str) -> str:

@@ -1,4 +1,5 @@
-"""One request and its answer on a client's connection, as ASGI 3 has them: `receive` and `send`.
+"""One request and its answer on a client's connection, as ASGI 3 has them: `receive` and `send`; and, for an
+application that knows whose connection it is, `answer` and `put`, which need no messages and no waiting.
 
 Rules:
 - The head of an answer of known length is written together with its first bytes; that of a stream at once.
@@ -151,21 +152,31 @@ class Exchange:
             if self.more_body:
                 self._line.awaits_body()
             await self._wait()
-        body = b"".join(self.parts)
-        self.parts.clear()
+        return {"type": "http.request", "body": self._take(), "more_body": self.more_body}
+
+    def whole_body(self) -> bytes | None:
+        """What `receive` would give if it is all of the body and here already; else None, and nothing is taken."""
+        if self.more_body or self._is_told or self.is_gone or self.is_complete or self.late is not None:
+            return None
+        return self._take()
+
+    def _take(self) -> bytes:
+        parts = self.parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
         self.unread_bytes = 0
         self._is_told = not self.more_body
         # A client that sends without being asked need not be asked any more.
         self._expects_go_on = False
         if self._line.is_read_paused:
             self._line.resume_reading()
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        return body
 
     async def send(self, message: Message) -> None:
         """ASGI's. Raises: `ConnectionResetError` if the client is gone, `RuntimeError` for a message out of place."""
         line = self._line
         if line.is_write_paused:
-            await self._drain()
+            await self.drain()
         if self.is_gone or line.transport.is_closing():
             raise ConnectionResetError
         kind = message["type"]
@@ -177,6 +188,47 @@ class Exchange:
             raise RuntimeError(f"{kind!r} has no place in an answer that {'ended' if self.is_complete else 'began'}")
         else:
             self._write(message.get("body", b""), more_body=message.get("more_body", False))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client takes what is written; where it does not, only `send` waits for it."""
+        return not self._line.is_write_paused
+
+    async def drain(self) -> None:
+        """Wait for `has_room`, or for the client's end."""
+        while self._line.is_write_paused and not self.is_gone:
+            self._line.awaits_reader()
+            await self._wait()
+
+    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes, body: bytes) -> None:
+        """A whole answer in one write; its length is added. `lines`: more of its head, ready-made, a line end before
+        each. Raises: as `send`."""
+        line = self._line
+        transport = line.transport
+        if self.is_gone or transport.is_closing():
+            raise ConnectionResetError
+        if self.is_started:
+            raise RuntimeError("a whole answer has no place in one that began")
+        self._left_bytes = len(body)
+        fields = self._fields(headers)
+        self.is_started = True
+        ends = self._framing(status)
+        first = STATUS_LINES.of(status, line.server_state.default_headers)
+        transport.write(b"".join((first, fields, lines, ends, b"" if self._is_bodiless else body)))
+        self._left_bytes = 0
+        self._complete()
+
+    def put(self, body: bytes) -> bool:
+        """Write a piece of an answer that has begun; tells whether there is room for another. Raises: as `send`."""
+        line = self._line
+        transport = line.transport
+        if self.is_gone or transport.is_closing():
+            raise ConnectionResetError
+        if self._is_chunked and body:
+            transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        else:
+            self._write(body, more_body=True)
+        return not line.is_write_paused
 
     def watch(self, on_left: Callable[[], None] | None) -> None:
         """Call `on_left` once, from the event loop, if the client leaves before it has its whole answer. One at a
@@ -215,11 +267,6 @@ class Exchange:
             on_left()
         self.wake()
 
-    async def _drain(self) -> None:
-        while self._line.is_write_paused and not self.is_gone:
-            self._line.awaits_reader()
-            await self._wait()
-
     async def _wait(self) -> None:
         waiter = self._line.loop.create_future()
         if self._waiters is None:
@@ -233,6 +280,17 @@ class Exchange:
     # -- the answer on the wire ------------------------------------------------------------------------------------
 
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        fields = self._fields(headers)
+        self.is_started = True
+        line = self._line
+        head = STATUS_LINES.of(status, line.server_state.default_headers) + fields + self._framing(status)
+        if self._left_bytes is None and not self._is_bodiless:
+            line.transport.write(head)
+        else:
+            self._head = head
+
+    def _fields(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """The lines of the head, save those of the framing, which is noted."""
         lines: list[bytes] = []
         for name, value in headers:
             field = FIELDS.get(name)
@@ -247,13 +305,7 @@ class Exchange:
         fields = b"".join(lines)
         if len(fields) - len(fields.translate(None, CONTROLS)) != 2 * len(lines):
             raise RuntimeError("a header's value has a control character in it")
-        self.is_started = True
-        line = self._line
-        head = STATUS_LINES.of(status, line.server_state.default_headers) + fields + self._framing(status)
-        if self._left_bytes is None and not self._is_bodiless:
-            line.transport.write(head)
-        else:
-            self._head = head
+        return fields
 
     def _note_framing(self, name: bytes, value: bytes) -> None:
         """What else the application says of the framing, which is written once all of it is known."""
@@ -301,10 +353,14 @@ class Exchange:
         if data:
             self._line.transport.write(data)
         if not more_body:
-            self.is_complete = True
-            self._on_left = None
+            self._complete()
+
+    def _complete(self) -> None:
+        self.is_complete = True
+        self._on_left = None
+        if self._waiters:
             self.wake()
-            self._line.answered(self)
+        self._line.answered(self)
 
     def _give_up(self) -> None:
         """An error for an answer, or the end of the connection where some of another is out already."""

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from router.errors import ApiError
 from router.flow.job import Job, Refusal
 from router.flow.outgoing import client_headers
-from router.http.client import Body, ClientLeft, ClientWatch, Reply
+from router.http.client import Body, ClientLeft, ClientWatch, Reply, exchange_of
 from router.http.head import head_of
 from router.http.parsing import LIGHT_ENDPOINTS, Incoming, parse
 from router.http.responses import locate
@@ -57,7 +57,7 @@ class Inference:
         """The walk, and its one ending."""
         state = self._state
         record = RequestRecord(head_of(scope).request_id, state.clock.now_s(), self._label)
-        reply = Reply(send, record, self._shape)
+        reply = Reply(send, record, self._shape, exchange_of(scope))
         state.metrics.arrived()
         task = state.enter()
         try:

@@ -43,6 +43,8 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
     try:
         while chunk := await answer.read():
             await reply.write(chunk)
+            if reply.can_put:
+                await answer.forward(reply.put)
     except UpstreamError as error:
         record.outcome = answer.outcome
         log.warning("request %s: the answer was cut: %s", record.request_id, error or type(error).__name__)

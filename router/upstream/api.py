@@ -4,10 +4,13 @@ Sockets and httpx stop behind this. Every failure is one of the exceptions here.
 request can have started, and may be sent again, is for `policy/retry.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
+
+#: Takes a piece of a body; False: no more for now.
+Take = Callable[[bytes], bool]
 
 #: Lower-case names, values as they were on the wire; repeated fields stay apart.
 Headers = Sequence[tuple[bytes, bytes]]
@@ -87,10 +90,34 @@ class UpstreamResponse(Protocol):
         """
         ...
 
+    def whole(self) -> bytes | None:
+        """All of the body, where all of it is here and nothing of it was read; else None, and nothing is read."""
+        ...
+
+    async def forward(self, take: Take) -> None:
+        """Hand every piece to `take` in the moment in which it comes, until the clean end or until `take` says False;
+        which of the two it was, and what comes then, `read` tells. Limits and errors are those of `read`; what `take`
+        raises is raised here. Cancelled, nothing more is handed over and no byte is lost."""
+        ...
+
     def close(self) -> None:
         """Idempotent, at any time, also while a `read` waits, which then raises. Never raises. Unless the whole answer
         has arrived the socket is closed, never used again: that is the only way an engine hears of an abort."""
         ...
+
+
+class ReadOnly:
+    """What an answer does that can only be read piece by piece."""
+
+    def whole(self) -> bytes | None:
+        return None
+
+    async def read(self) -> bytes:
+        raise NotImplementedError
+
+    async def forward(self, take: Take) -> None:
+        while (piece := await self.read()) and take(piece):
+            pass
 
 
 class Upstream(Protocol):

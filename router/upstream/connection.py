@@ -79,7 +79,7 @@ class EngineUpstream:
         self._connect = connect or address.connect
         self._prefix = address.path
         own = [(b"host", address.host_header), *own_headers(None if api_key is None else api_key.reveal())]
-        self._own_lines = b"".join([b"%b: %b\r\n" % pair for pair in own])
+        self._own_lines = b"".join([b"\r\n%b: %b" % pair for pair in own])
         #: By method and path.
         self._request_lines: dict[tuple[str, str], bytes] = {}
         #: Connections that may still be taken or made.
@@ -227,8 +227,8 @@ class EngineUpstream:
         lines = header_lines(request.headers)
         body = request.body
         if not body and request.method in ("GET", "HEAD"):
-            return b"%b%b%b\r\n" % (line, self._own_lines, lines)
-        return b"%b%b%bcontent-length: %d\r\n\r\n" % (line, self._own_lines, lines, len(body))
+            return b"%b%b%b\r\n\r\n" % (line, self._own_lines, lines)
+        return b"%b%b%b\r\ncontent-length: %d\r\n\r\n" % (line, self._own_lines, lines, len(body))
 
     def _request_line(self, method: str, path: str) -> bytes:
         target = quote(path.encode("utf-8", "surrogateescape"), safe=PATH_SAFE)
@@ -236,7 +236,7 @@ class EngineUpstream:
             raise bad_request(f"the path has {len(target)} bytes; at most {_PATH_MAX_BYTES} can be forwarded")
         if self._prefix.endswith("/v1") and target.startswith("/v1/"):
             target = target.removeprefix("/v1")
-        line = f"{method} {self._prefix}{target} HTTP/1.1\r\n".encode()
+        line = f"{method} {self._prefix}{target} HTTP/1.1".encode()
         if len(line) <= _LINE_MAX_BYTES and len(self._request_lines) < _LINES_MAX:
             self._request_lines[method, path] = line
         return line

@@ -26,6 +26,7 @@ from router.upstream.api import (
     ConnectFailed,
     ConnectionsBusy,
     ConnectTimedOut,
+    ReadOnly,
     UpstreamError,
     UpstreamLost,
     UpstreamRequest,
@@ -238,7 +239,7 @@ class _Wire:
         await self.transport.aclose()
 
 
-class HttpxResponse:
+class HttpxResponse(ReadOnly):
     """`api.UpstreamResponse` over httpx. Holds one connection of its upstream until it is closed or read to its end."""
 
     def __init__(

@@ -16,6 +16,7 @@ from router.upstream.api import (
     ConnectFailed,
     Headers,
     NoConnectionToGive,
+    ReadOnly,
     UpstreamError,
     UpstreamRequest,
     UpstreamResponse,
@@ -158,7 +159,7 @@ class Relay:
         return (*safe, (_HOP_HEADER, b", ".join([*hops, self._router_id.encode()])))
 
 
-class RelayResponse:
+class RelayResponse(ReadOnly):
     """`api.UpstreamResponse` of a relay: the safe headers only, and one ending for the breaker.
 
     A trial counts as a success at its first byte, since others wait for it; any other call when its body ends.
@@ -210,7 +211,7 @@ class _Call:
         self._breaker.end(self._permit, ending, self._clock.now_s())
 
 
-class _Read:
+class _Read(ReadOnly):
     """An answer whose body was read already."""
 
     def __init__(self, status: int, headers: Headers, body: bytes) -> None:

@@ -1,14 +1,14 @@
 """An engine's answer while it arrives: what has come of it, who waits for more, and how it ends.
 
-The connection puts in, one reader takes out. It ends once: whole, failed, or closed by its reader. No bytes are parsed
-and no socket is touched here.
+The connection puts in, one reader takes out, or has it handed over as it comes. It ends once: whole, failed, or closed
+by its reader. No bytes are parsed and no socket is touched here.
 """
 
 import asyncio
 import math
 from typing import Literal, Protocol
 
-from router.upstream.api import UpstreamError, UpstreamLost, UpstreamTimeout
+from router.upstream.api import Take, UpstreamError, UpstreamLost, UpstreamTimeout
 from router.upstream.headers import first
 
 
@@ -22,8 +22,8 @@ class Line(Protocol):
     def wait_until(self, deadline_s: float) -> None:
         """Fail the answer at `deadline_s`, unless `deadline_s` is set to infinity before."""
 
-    def was_read(self) -> None:
-        """All that had come was read."""
+    def was_read(self, deadline_s: float) -> None:
+        """All that had come was read. As `wait_until` from now on; infinite: nobody waits."""
 
     def drop(self) -> None:
         """Abort the connection."""
@@ -35,7 +35,10 @@ class WireResponse:
     __slots__ = (
         "_deadline_s",
         "_first_byte_s",
+        "_has_room",
         "_idle_s",
+        "_raised",
+        "_take",
         "error",
         "headers",
         "is_whole",
@@ -61,21 +64,53 @@ class WireResponse:
         self._deadline_s = deadline_s
         self._first_byte_s = first_byte_s
         self._idle_s = idle_s
+        #: To whom the body is pushed as it comes; None while it is not.
+        self._take: Take | None = None
+        #: What it said last.
+        self._has_room = True
+        #: What `_take` raised, for who waits.
+        self._raised: Exception | None = None
 
     def header(self, name: bytes) -> bytes | None:
         return first(self.headers, name)
 
     async def read(self) -> bytes:
-        pieces = self.pieces
-        while not pieces:
+        while not self.pieces:
             if self.is_whole:
                 return b""
             await self.news()
-        self._deadline_s = math.inf
+        if self.wire is not None:
+            self.wire.was_read(math.inf)
+        return self._all_here()
+
+    def whole(self) -> bytes | None:
+        return self._all_here() if self.is_whole and self._deadline_s != math.inf else None
+
+    async def forward(self, take: Take) -> None:
+        while self.pieces or not self.is_whole:
+            if self.pieces:
+                # Came before, or together with the end.
+                self._has_room = take(await self.read())
+            else:
+                await self._pushed(take)
+            if not self._has_room:
+                return
+
+    async def _pushed(self, take: Take) -> None:
+        """Wait until pushing is over: at the end, or because of `take`."""
+        self._take = take
+        try:
+            await self.news()
+        finally:
+            self._take = None
+        if self._raised is not None:
+            raise self._raised
+
+    def _all_here(self) -> bytes:
+        pieces = self.pieces
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        if self.wire is not None:
-            self.wire.was_read()
+        self._deadline_s = math.inf
         return body
 
     async def news(self) -> None:
@@ -97,6 +132,22 @@ class WireResponse:
                 wire.deadline_s = math.inf
         if self.error is not None and not self.pieces:
             raise self.error
+
+    def came(self) -> None:
+        """There are pieces: push them, or wake who waits for them."""
+        take, waiter, wire = self._take, self.waiter, self.wire
+        if take is None:
+            self.wake()
+        elif waiter is not None and not waiter.done() and wire is not None:
+            # Where it is done the reader was cancelled, or is about to hear of an end: the bytes stay.
+            wire.was_read(wire.loop.time() + self._idle_s)
+            try:
+                self._has_room = take(self._all_here())
+            except Exception as error:  # noqa: BLE001  # raised again where it is waited for: here is only the loop
+                self._raised, self._has_room = error, False
+            if not self._has_room:
+                self._take = None
+                self.wake()
 
     def close(self) -> None:
         if self.pieces or self.wire is not None:

@@ -169,18 +169,27 @@ class Wire(asyncio.Protocol):
         """The answer is late at `deadline_s`, unless that is set to infinity before."""
         self.deadline_s = deadline_s
         if deadline_s < self._alarm_at_s:
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm_at_s = deadline_s
-            self._alarm = self.loop.call_at(deadline_s, self._ring)
+            self._set_alarm(deadline_s)
 
-    def was_read(self) -> None:
-        """All that had come was read."""
+    def was_read(self, deadline_s: float) -> None:
+        """All that had come was read; more of it is late at `deadline_s`."""
         self._unread_bytes = 0
+        self.deadline_s = deadline_s
+        if deadline_s < self._alarm_at_s:
+            self._set_alarm(deadline_s)
         if self._is_paused:
-            self._is_paused = False
-            assert self._transport is not None
-            self._transport.resume_reading()
+            self._read_on()
+
+    def _read_on(self) -> None:
+        self._is_paused = False
+        assert self._transport is not None
+        self._transport.resume_reading()
+
+    def _set_alarm(self, at_s: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at_s = at_s
+        self._alarm = self.loop.call_at(at_s, self._ring)
 
     def _ring(self) -> None:
         self._alarm, self._alarm_at_s = None, math.inf
@@ -229,7 +238,7 @@ class Wire(asyncio.Protocol):
             response.fail(UpstreamLost(f"more than {BARREN_MAX_BYTES:,} bytes of head, trailers or chunk extensions"))
         else:
             if response.pieces:
-                response.wake()
+                response.came()
             # Also where a reader waits: a loop may read the socket many times before it runs a task.
             if self._unread_bytes > UNREAD_MAX_BYTES and not self._is_paused:
                 self._is_paused = True
@@ -281,7 +290,7 @@ class Wire(asyncio.Protocol):
             self.drop()
         else:
             if self._is_paused:
-                self.was_read()
+                self._read_on()
             self._owner.keep(self)
         response.wake()
 

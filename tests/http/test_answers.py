@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+from router.upstream.sse import EventSplitter
 from tests.http.scripted import COMPLETION, DONE, ScriptedEngine, chunk, says, streams
 from tests.http.setting import chat_body
 from tests.http.stack import Stack, new_client
@@ -154,3 +155,31 @@ async def test_a_stream_that_breaks_off_ends_with_one_well_formed_error_event(
     assert [event[:6] for event in events] == [b"data: ", b"data: ", b""]
     assert json.loads(events[0][6:])["error"]["code"] == "engine_lost"
     assert events[1] == b"data: [DONE]"
+
+
+async def test_a_bug_amid_a_stream_ends_the_call_as_one(
+    raw: tuple[Stack, ScriptedEngine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack, engine = raw
+    go_on = asyncio.Event()
+
+    async def answering(_: SeenRequest, connection: Connection) -> None:
+        await connection.send(STREAM_HEAD + piece(chunk("a")))
+        await go_on.wait()
+        await connection.send(piece(chunk("b")))
+
+    def bug(*_: object) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(EventSplitter, "split_plain", bug)
+    engine.answering = answering
+    before = (await stack.metrics()).value("router_requests_total", outcome="internal_error")
+    async with Wire(stack.port) as wire:
+        await wire.send(request("/v1/chat/completions", json.dumps(chat_body(stream=True)).encode()))
+        await wire.reader.readuntil(piece(chunk("a")))
+        go_on.set()
+        rest = await wire.reader.readuntil(piece(b""))
+
+    assert b'"internal_error"' in rest
+    assert (await stack.metrics()).value("router_requests_total", outcome="internal_error") == before + 1
+    assert "failed inside the router" in caplog.text

@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from router.errors import ApiError, ErrorShape
-from router.http.client import Body, BufferBudget, ClientLeft, ClientWatch, Reply
+from router.http.client import Body, BufferBudget, ClientLeft, ClientWatch, Reply, exchange_of
 from router.http.inbound import InboundProtocol
 from router.request import RequestRecord
 from tests.flow.jumping import JumpingLoop, run_on
@@ -325,3 +325,76 @@ def test_an_answer_that_breaks_the_servers_rules_stays_a_bug() -> None:
 
     with pytest.raises(RuntimeError, match="differ"):
         asyncio.run(reply_to(send).write(b"x"))
+
+
+def told(act: Callable[[Reply], Awaitable[None]]) -> tuple[bytes, list[BaseException]]:
+    """What a reply with its own end of the connection writes, and what it raises."""
+    raised: list[BaseException] = []
+
+    async def test() -> bytes:
+        over = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            reply = Reply(send, RequestRecord("id", 0.0), ErrorShape.OPENAI, exchange_of(scope))
+            try:
+                await act(reply)
+            except (ClientLeft, RuntimeError) as error:
+                raised.append(error)
+            over.set()
+
+        connection, pipe = connect(app)
+        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        await over.wait()
+        connection.connection_lost(None)
+        return bytes(pipe.written)
+
+    return asyncio.run(test()), raised
+
+
+def test_a_whole_answer_is_the_same_with_and_without_messages() -> None:
+    async def act(reply: Reply) -> None:
+        await reply.whole(200, [(b"content-type", b"text/plain"), (b"x-own", b"1")], b"ok")
+
+    async def by_messages() -> bytes:
+        over = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await act(reply_to(send))
+            over.set()
+
+        connection, pipe = connect(app)
+        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        await over.wait()
+        connection.connection_lost(None)
+        return bytes(pipe.written)
+
+    direct, raised = told(act)
+
+    assert raised == []
+    assert direct.endswith(b"\r\ncontent-length: 2\r\n\r\nok")
+    assert sorted(direct.split(b"\r\n")) == sorted(asyncio.run(by_messages()).split(b"\r\n"))
+
+
+def test_a_header_that_breaks_out_of_its_line_is_a_bug_also_without_messages() -> None:
+    async def act(reply: Reply) -> None:
+        await reply.whole(200, [(b"x-own", b"1\r\nx-evil: 1")], b"ok")
+
+    written, raised = told(act)
+
+    assert isinstance(raised[0], RuntimeError)
+    assert b"evil" not in written
+
+
+def test_a_piece_that_is_put_is_a_chunk_of_its_own_and_tells_of_room() -> None:
+    rooms: list[bool] = []
+
+    async def act(reply: Reply) -> None:
+        await reply.start(200, (), is_stream=True)
+        rooms.append(reply.can_put)
+        rooms.append(reply.put(b"data: 1\n\n"))
+        await reply.end()
+
+    written, raised = told(act)
+
+    assert (rooms, raised) == ([True, True], [])
+    assert written.endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n0\r\n\r\n")
