@@ -29,6 +29,7 @@ from router.upstream.relay import HOP_HEADER, hop_refusal, may_relay
 log = logging.getLogger(__name__)
 
 _HOPS = HOP_HEADER.encode()
+_COMPLETED = Outcome.COMPLETED
 
 #: The outcome of a refusal of ours, by its code or, failing that, its status.
 _OUTCOMES = {
@@ -149,7 +150,7 @@ class Inference:
 
 def _learn(service: ModelService, sized: Sized, record: RequestRecord) -> None:
     """What an engine of ours really counted and produced. A relay has another tokenizer."""
-    if record.engine is None or record.outcome is not Outcome.COMPLETED or record.prompt_tokens_used is None:
+    if record.engine is None or record.outcome is not _COMPLETED or record.prompt_tokens_used is None:
         return
     service.counter.learn(sized.count, record.prompt_tokens_used, sized.request_class)
     if record.completion_tokens_used:

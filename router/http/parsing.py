@@ -32,6 +32,8 @@ from router.request import ChatPrompt, Endpoint, OpaquePrompt, ParsedRequest, Pr
 _TOKENS_MAX = 2**31 - 1
 _N_MAX = 1024
 
+#: A member is looked up in its enum for the price of a call; those that every request asks for have names of their own.
+_AUDIO = Endpoint.AUDIO
 #: Endpoints whose streams carry usage only where `stream_options` asks for it.
 _USAGE_BY_OPTION = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 #: Endpoints that touch only the engine's tokenizer: no KV tokens, no seat.
@@ -68,7 +70,7 @@ def parse(endpoint: Endpoint, path: str, head: Head, raw: bytes) -> ParsedReques
     Raises: `ApiError` 400 for anything that is not a well-formed request, 415 for a content type that is not read.
     """
     fields = head.fields
-    if endpoint is Endpoint.AUDIO:
+    if endpoint is _AUDIO:
         return _parse_form(endpoint, path, head, raw)
     if fields.get(b"content-type") != b"application/json":
         _check_content_type(head.text(b"content-type") or "")

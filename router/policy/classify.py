@@ -57,6 +57,13 @@ class Classified(msgspec.Struct, frozen=True, gc=False):
     reason: Reason
 
 
+_ONLY_CHAT = Classified(RequestClass.CHAT, Reason.ONLY_POOL)
+_ONLY_BATCH = Classified(RequestClass.BATCH, Reason.ONLY_POOL)
+_BELOW_THRESHOLD = Classified(RequestClass.CHAT, Reason.BELOW_THRESHOLD)
+_ABOVE_THRESHOLD = Classified(RequestClass.BATCH, Reason.ABOVE_THRESHOLD)
+_ABOVE_CHAT_CONTEXT = Classified(RequestClass.BATCH, Reason.ABOVE_CHAT_CONTEXT)
+
+
 class TooLong(msgspec.Struct, frozen=True, gc=False):
     """No pool can hold it. `limit_tokens` is the largest context there is."""
 
@@ -82,16 +89,15 @@ def classify(demand: Demand, shapes: Shapes, hint: Hint | None = None) -> Classi
 def _by_length(demand: Demand, shapes: Shapes, *, fits_batch: bool) -> Classified:
     chat_len = shapes.chat_max_model_len
     if not fits_batch:
-        reason = Reason.ONLY_POOL if shapes.batch_max_model_len is None else Reason.BELOW_THRESHOLD
-        return Classified(RequestClass.CHAT, reason)
+        return _ONLY_CHAT if shapes.batch_max_model_len is None else _BELOW_THRESHOLD
     if chat_len is None:
-        return Classified(RequestClass.BATCH, Reason.ONLY_POOL)
+        return _ONLY_BATCH
     # An uncapped answer that would probably outgrow the chat context goes where it has room.
     if demand.context_tokens > chat_len:
-        return Classified(RequestClass.BATCH, Reason.ABOVE_CHAT_CONTEXT)
+        return _ABOVE_CHAT_CONTEXT
     if demand.kv_tokens > shapes.threshold_tokens:
-        return Classified(RequestClass.BATCH, Reason.ABOVE_THRESHOLD)
-    return Classified(RequestClass.CHAT, Reason.BELOW_THRESHOLD)
+        return _ABOVE_THRESHOLD
+    return _BELOW_THRESHOLD
 
 
 def _exists(request_class: RequestClass, shapes: Shapes) -> bool:

@@ -111,13 +111,36 @@ class Counter:
         self, prompt: Prompt, *, decision_tokens: Sequence[int], request_class: RequestClass | None
     ) -> Count | Unsettled:
         """See `PromptCounter.settle`."""
-        if isinstance(prompt, ChatPrompt):
-            return self._settle_chat(prompt, decision_tokens, request_class)
-        if isinstance(prompt, TextPrompts):
-            return self._settle_texts(prompt, decision_tokens, request_class)
-        if isinstance(prompt, TokenPrompts):
-            return _count_ids(prompt)
-        return self._count_opaque(prompt, request_class)
+        if not isinstance(prompt, ChatPrompt):
+            return self._settle_other(prompt, decision_tokens, request_class)
+        size = chat_size(prompt)
+        extra = self._limits.special_tokens if prompt.add_special_tokens else 0
+        media_tokens = size.media * self._image_tokens
+        if size.is_plain and self._plain is not None:
+            lower, upper = self._plain.of(size)
+            upper += extra
+            is_bounded = self._limits.is_proven
+        else:
+            lower, upper = self._loose_bounds(prompt, size)
+            upper += media_tokens + extra
+            is_bounded = False
+        text_bytes = 0 if size.media or prompt.has_stored_history else size.estimate_bytes
+        if (
+            self._tokenizer is None
+            or prompt.chat_template is not None
+            or prompt.has_stored_history
+            or (is_bounded and self._is_settled(lower, upper, decision_tokens, request_class, size.text_bytes))
+            or _is_far(size.text_bytes, lower, decision_tokens)
+        ):
+            figure = self._learned.estimate_tokens(size.estimate_bytes, request_class) + media_tokens
+            if figure < lower:
+                figure = lower
+            elif figure > upper:
+                figure = upper
+            method = "opaque" if prompt.has_stored_history else self._method(figure, upper)
+            return Count(figure, figure, lower, upper, 1, False, method, text_bytes)
+        bounds = Count(upper, upper, lower, upper, 1, False, "bytes", text_bytes)
+        return Unsettled(prompt, bounds, size.media, media_tokens, size.estimate_bytes)
 
     async def count_exactly(self, unsettled: Unsettled) -> Count:
         """See `PromptCounter.count_exactly`."""
@@ -166,6 +189,19 @@ class Counter:
         tokens = self._learned.estimate_tokens(prompt.bytes_total, request_class)
         return Count(tokens, tokens, 0, max(tokens, prompt.bytes_total), 1, exact=False, method="opaque")
 
+    def _settle_other(
+        self,
+        prompt: TextPrompts | TokenPrompts | OpaquePrompt,
+        decision_tokens: Sequence[int],
+        request_class: RequestClass | None,
+    ) -> Count | Unsettled:
+        """What is no conversation."""
+        if isinstance(prompt, TextPrompts):
+            return self._settle_texts(prompt, decision_tokens, request_class)
+        if isinstance(prompt, TokenPrompts):
+            return _count_ids(prompt)
+        return self._count_opaque(prompt, request_class)
+
     def _settle_texts(
         self, prompt: TextPrompts, decision_tokens: Sequence[int], request_class: RequestClass | None
     ) -> Count | Unsettled:
@@ -185,38 +221,6 @@ class Counter:
             return Count(figure, max(estimates), lower, upper, len(sizes), False, method, total)
         bounds = Count(sum(uppers), upper, lower, upper, len(sizes), False, "bytes", total)
         return Unsettled(prompt, bounds, work_bytes=total)
-
-    def _settle_chat(
-        self, chat: ChatPrompt, decision_tokens: Sequence[int], request_class: RequestClass | None
-    ) -> Count | Unsettled:
-        size = chat_size(chat)
-        extra = self._limits.special_tokens if chat.add_special_tokens else 0
-        media_tokens = size.media * self._image_tokens
-        if size.is_plain and self._plain is not None:
-            lower, upper = self._plain.of(size)
-            upper += extra
-            is_bounded = self._limits.is_proven
-        else:
-            lower, upper = self._loose_bounds(chat, size)
-            upper += media_tokens + extra
-            is_bounded = False
-        text_bytes = 0 if size.media or chat.has_stored_history else size.estimate_bytes
-        if (
-            self._tokenizer is None
-            or chat.chat_template is not None
-            or chat.has_stored_history
-            or (is_bounded and self._is_settled(lower, upper, decision_tokens, request_class, size.text_bytes))
-            or _is_far(size.text_bytes, lower, decision_tokens)
-        ):
-            figure = self._learned.estimate_tokens(size.estimate_bytes, request_class) + media_tokens
-            if figure < lower:
-                figure = lower
-            elif figure > upper:
-                figure = upper
-            method = "opaque" if chat.has_stored_history else self._method(figure, upper)
-            return Count(figure, figure, lower, upper, 1, False, method, text_bytes)
-        bounds = Count(upper, upper, lower, upper, 1, False, "bytes", text_bytes)
-        return Unsettled(chat, bounds, size.media, media_tokens, size.estimate_bytes)
 
     def _loose_bounds(self, chat: ChatPrompt, size: ChatSize) -> tuple[int, int]:
         """Lower, and an upper one that is no proof, of a chat whose template's words are not known."""
