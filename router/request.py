@@ -140,6 +140,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, gc=False):
         Two turns of one conversation begin alike, up to the bracket that closes the shorter one. Not what a template
         makes of it, and without tools: an engine's cache may know more prompts as alike, or fewer.
         """
+        if len(self.prefix) == 1:
+            return bytes(memoryview(self.prefix[0])[:PREFIX_MAX_BYTES])
         room = PREFIX_MAX_BYTES
         parts: list[bytes] = []
         for value in self.prefix:

@@ -7,18 +7,24 @@ Prompts are read in two steps: the body's decoder keeps them as JSON (`msgspec.R
 decodes what has to be looked at.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from router.errors import bad_request
 from router.http import convert
-from router.http.decoding import decode
+from router.http.decoding import decode, decoding_mistake, is_crowded
 from router.http.texts import pairs, texts_or_tokens
 from router.request import ChatPrompt, OpaquePrompt, Prompt, TextPrompts
 
 #: A field of JSON that may be absent.
 _Json = msgspec.Raw | msgspec.UnsetType
+
+
+#: Most chats have no options for their template.
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class _AnyObject(msgspec.Struct, gc=False):
@@ -46,23 +52,19 @@ class GenerationBody(msgspec.Struct, gc=False):
     chat_template: str | None = None
     chat_template_kwargs: _Json = msgspec.UNSET
 
-    def cap(self) -> tuple[str, int | None]:
-        """The field that caps the output, and its value: 0 where nothing is generated."""
+    def cap(self) -> int | None:
+        """What the output is capped at; 0 where nothing is generated."""
         raise NotImplementedError
 
-    def check_there(self) -> None:
-        """Raises: `ApiError` 400 where the prompt, or anything else that has to be there, is missing."""
-        raise NotImplementedError
+    def cap_field(self) -> str:
+        """The field that `cap` was read from."""
+        return "max_tokens"
 
-    @property
-    def has_conversation(self) -> bool:
-        """Whether the prompt is one conversation, one sequence whatever is in it."""
-        return True
+    def prompt(self, raw: bytes) -> Prompt:
+        """The prompt as it is to be counted; `raw` is the body. Conversations of too many parts are opaque: they are
+        one sequence whatever is in them.
 
-    def prompt(self, size_bytes: int) -> Prompt:
-        """The prompt as it is to be counted; `size_bytes` is the body's size. To be called after `check_there`.
-
-        Raises: `ApiError` 400, `RecursionError`.
+        Raises: `ApiError` 400, also where anything else that has to be there is missing; `RecursionError`.
         """
         raise NotImplementedError
 
@@ -97,37 +99,49 @@ class ChatBody(GenerationBody):
     documents: _Json = msgspec.UNSET
     reasoning_effort: str | None = None
 
-    def cap(self) -> tuple[str, int | None]:
-        if self.max_completion_tokens is not None:
-            return "max_completion_tokens", self.max_completion_tokens
-        return "max_tokens", self.max_tokens
+    def cap(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    def check_there(self) -> None:
+    def cap_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    def prompt(self, raw: bytes) -> Prompt:
         if self.messages is msgspec.UNSET:
             raise missing("messages")
-
-    def prompt(self, size_bytes: int) -> Prompt:
-        assert self.messages is not msgspec.UNSET, "checked to be there"
-        messages = decode(_MESSAGES, self.messages, "messages")
+        if is_crowded(raw):
+            return OpaquePrompt(len(raw))
+        try:
+            messages = _MESSAGES.decode(self.messages)
+        except (RecursionError, msgspec.DecodeError) as error:
+            raise decoding_mistake(error, "messages") from None
         if not messages:
             raise bad_request("`messages` is empty: a chat needs at least one message.", param="messages")
-        kwargs = self.template_options()
+        has_options = (
+            self.chat_template_kwargs is not msgspec.UNSET
+            or self.documents is not msgspec.UNSET
+            or self.reasoning_effort is not None
+        )
+        return ChatPrompt(
+            messages,
+            None if self.tools is msgspec.UNSET else self.tools_json(),
+            self.chat_template,
+            self.template_options() if has_options else _NO_OPTIONS,
+            self.add_generation_prompt,
+            self.continue_final_message,
+            self.add_special_tokens,
+            len(raw),
+        )
+
+    def template_options(self) -> dict[str, Any]:
+        """With what else reaches the template."""
+        kwargs = super().template_options()
         if self.documents is not msgspec.UNSET:
             documents = decode(_OBJECTS, self.documents, "documents")
             if documents is not None:
                 kwargs["documents"] = documents
         if self.reasoning_effort is not None:
             kwargs["reasoning_effort"] = self.reasoning_effort
-        return ChatPrompt(
-            messages,
-            self.tools_json(),
-            self.chat_template,
-            kwargs,
-            self.add_generation_prompt,
-            self.continue_final_message,
-            self.add_special_tokens,
-            size_bytes,
-        )
+        return kwargs
 
     def prefix(self) -> tuple[msgspec.Raw, ...]:
         assert self.messages is not msgspec.UNSET, "checked to be there"
@@ -144,28 +158,18 @@ class CompletionsBody(GenerationBody):
     #: vLLM's default where the field is absent; an explicit null means "to the end of the context".
     DEFAULT_MAX_TOKENS = 16
 
-    def cap(self) -> tuple[str, int | None]:
-        return "max_tokens", self.DEFAULT_MAX_TOKENS if self.max_tokens is msgspec.UNSET else self.max_tokens
+    def cap(self) -> int | None:
+        return self.DEFAULT_MAX_TOKENS if self.max_tokens is msgspec.UNSET else self.max_tokens
 
-    def check_there(self) -> None:
-        if not self._has_embeds() and _is_absent(self.prompt_):
+    def prompt(self, raw: bytes) -> Prompt:
+        if not _is_absent(self.prompt_embeds):
+            return OpaquePrompt(len(raw))
+        if self.prompt_ is msgspec.UNSET or _is_absent(self.prompt_):
             raise missing("prompt")
-
-    @property
-    def has_conversation(self) -> bool:
-        return False
-
-    def prompt(self, size_bytes: int) -> Prompt:
-        if self._has_embeds():
-            return OpaquePrompt(size_bytes)
-        assert self.prompt_ is not msgspec.UNSET, "checked to be there"
         return texts_or_tokens(self.prompt_, "prompt", add_special_tokens=self.add_special_tokens)
 
     def prefix(self) -> tuple[msgspec.Raw, ...]:
         return _given(self.prompt_)
-
-    def _has_embeds(self) -> bool:
-        return not _is_absent(self.prompt_embeds)
 
 
 class ResponsesBody(GenerationBody):
@@ -175,10 +179,13 @@ class ResponsesBody(GenerationBody):
     previous_response_id: str | None = None
     background: bool | None = None
 
-    def cap(self) -> tuple[str, int | None]:
-        return "max_output_tokens", self.max_output_tokens
+    def cap(self) -> int | None:
+        return self.max_output_tokens
 
-    def check_there(self) -> None:
+    def cap_field(self) -> str:
+        return "max_output_tokens"
+
+    def prompt(self, raw: bytes) -> Prompt:
         if _is_absent(self.input):
             raise missing("input")
         if self.background:
@@ -188,8 +195,8 @@ class ResponsesBody(GenerationBody):
                 param="background",
                 code="unsupported_parameter",
             )
-
-    def prompt(self, size_bytes: int) -> Prompt:
+        if is_crowded(raw):
+            return OpaquePrompt(len(raw))
         given = _value(self.input)
         if not isinstance(given, str | list):
             raise bad_request("`input` must be a string or a list of items.", param="input")
@@ -198,7 +205,7 @@ class ResponsesBody(GenerationBody):
             messages=chat.messages,
             tools=chat.tools,
             template_kwargs=self.template_options(),
-            bytes_total=size_bytes,
+            bytes_total=len(raw),
             has_stored_history=self.previous_response_id is not None or not chat.complete,
         )
 
@@ -211,24 +218,23 @@ class MessagesBody(GenerationBody):
     system: _Json = msgspec.UNSET
     max_tokens: int | None = None
 
-    def cap(self) -> tuple[str, int | None]:
-        return "max_tokens", self.max_tokens
+    def cap(self) -> int | None:
+        return self.max_tokens
 
-    def check_there(self) -> None:
+    def prompt(self, raw: bytes) -> Prompt:
         if self.messages is msgspec.UNSET:
             raise missing("messages")
         if self.max_tokens is None:
             raise missing("max_tokens")
-
-    def prompt(self, size_bytes: int) -> Prompt:
-        assert self.messages is not msgspec.UNSET, "checked to be there"
+        if is_crowded(raw):
+            return OpaquePrompt(len(raw))
         messages = decode(_MESSAGES, self.messages, "messages")
         chat = convert.from_anthropic(_value(self.system), messages, self.tool_objects())
         return ChatPrompt(
             messages=chat.messages,
             tools=chat.tools,
             template_kwargs=self.template_options(),
-            bytes_total=size_bytes,
+            bytes_total=len(raw),
             has_stored_history=not chat.complete,
         )
 
@@ -247,27 +253,22 @@ class PoolingBody(GenerationBody):
     query: _Json = msgspec.UNSET
     documents: _Json = msgspec.UNSET
 
-    def cap(self) -> tuple[str, int | None]:
-        return "max_tokens", 0
+    def cap(self) -> int | None:
+        return 0
 
-    def check_there(self) -> None:
-        if self.messages is msgspec.UNSET and self.input is msgspec.UNSET and self._sides() is None:
-            raise missing("input")
-
-    @property
-    def has_conversation(self) -> bool:
-        return self.messages is not msgspec.UNSET
-
-    def prompt(self, size_bytes: int) -> Prompt:
+    def prompt(self, raw: bytes) -> Prompt:
         if self.messages is not msgspec.UNSET:
+            if is_crowded(raw):
+                return OpaquePrompt(len(raw))
             messages = decode(_MESSAGES, self.messages, "messages")
-            return ChatPrompt(messages, bytes_total=size_bytes)
+            return ChatPrompt(messages, bytes_total=len(raw))
         if self.input is not msgspec.UNSET:
             return texts_or_tokens(self.input, "input", add_special_tokens=True)
         sides = self._sides()
-        assert sides is not None, "checked to be there"
+        if sides is None:
+            raise missing("input")
         paired = pairs(*sides)
-        return TextPrompts(paired) if paired else OpaquePrompt(size_bytes)
+        return TextPrompts(paired) if paired else OpaquePrompt(len(raw))
 
     def _sides(self) -> tuple[msgspec.Raw, msgspec.Raw] | None:
         """What is compared with what; None where either is missing."""

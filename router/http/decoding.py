@@ -28,12 +28,17 @@ def decode(decoder: msgspec.json.Decoder[T], json: bytes | msgspec.Raw, field: s
     """
     try:
         return decoder.decode(json)
-    except RecursionError:
-        raise nested_too_deeply() from None
-    except msgspec.ValidationError as error:
-        raise _wrong_type(str(error), field) from None
-    except msgspec.DecodeError as error:
-        raise bad_request(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    except (RecursionError, msgspec.DecodeError) as error:
+        raise decoding_mistake(error, field) from None
+
+
+def decoding_mistake(error: Exception, field: str = "") -> ApiError:
+    """400 for what a decoder raised (`RecursionError`, `msgspec.DecodeError`) at `field`; empty: it is the body."""
+    if isinstance(error, RecursionError):
+        return nested_too_deeply()
+    if isinstance(error, msgspec.ValidationError):
+        return _wrong_type(str(error), field)
+    return bad_request(f"The body is not valid JSON: {error}.", code="invalid_json")
 
 
 def check_text(body: bytes) -> None:

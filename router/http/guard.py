@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import ApiError, ErrorShape
 from router.http.client import Reply
-from router.http.head import RequestIds, note_head, presented_key, read_fields
+from router.http.head import HEAD, MAY_SET_WITHOUT_KEYS, Head, RequestIds, presented_key, read_fields
 from router.http.service import RouterState
 from router.observe.log import log_request
 from router.policy.outcome import Outcome
@@ -33,6 +33,7 @@ class Guard:
         self._posts = dict(posts)
         self._table = table
         self._ids = RequestIds()
+        self._tasks = state.tasks
         self._keys = state.keys
         self._needs_key = not state.keys.is_open
         self._calls_max = state.config.server.connections_max
@@ -52,12 +53,11 @@ class Guard:
                 if key is None:
                     await self._refuse(request_id, path, send, _unauthenticated(), Outcome.REFUSED_UNAUTHENTICATED)
                     return
-            if self._state.in_flight >= self._calls_max:
-                await self._refuse(
-                    request_id, path, send, _too_many(self._state.in_flight), Outcome.REFUSED_ROUTER_FULL
-                )
+            calls = len(self._tasks)
+            if calls >= self._calls_max:
+                await self._refuse(request_id, path, send, _too_many(calls), Outcome.REFUSED_ROUTER_FULL)
                 return
-        note_head(scope, request_id, key, fields)
+        scope[HEAD] = Head(request_id, key, MAY_SET_WITHOUT_KEYS if key is None else key.may_set, fields)
         app = self._posts.get(path) if scope["method"] == "POST" else None
         if app is not None:
             await app(scope, receive, send)

@@ -7,21 +7,19 @@ commas between (RFC 9110, 5.3): where only one value makes sense, that is none. 
 import itertools
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
-from starlette.types import Scope
 
 from router.config.model import KeyConfig
 
 #: A client's own id is kept if it is safe in a header, a log line and an engine's id.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 #: Where a `Head` stands in the scope.
-_PLACE = "router.head"
-
+HEAD = "router.head"
 
 #: What everybody may ask for where there are no keys.
-_MAY_SET_WITHOUT_KEYS = frozenset({"class"})
+MAY_SET_WITHOUT_KEYS = frozenset({"class"})
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -54,14 +52,13 @@ class RequestIds:
         return f"{self._prefix}{next(self._counter):06x}"
 
 
-def read_fields(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+def read_fields(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """Header fields by name."""
-    pairs = list(headers)
-    fields = dict(pairs)
-    if len(fields) == len(pairs):
+    fields = dict(headers)
+    if len(fields) == len(headers):
         return fields
     fields.clear()
-    for name, value in pairs:
+    for name, value in headers:
         before = fields.setdefault(name, value)
         if before != value:
             fields[name] = before + b", " + value
@@ -78,14 +75,3 @@ def presented_key(fields: dict[bytes, bytes]) -> bytes | None:
         return None
     token = token.strip()
     return token if plain is None or plain.strip() == token else None
-
-
-def note_head(scope: Scope, request_id: str, key: KeyConfig | None, fields: dict[bytes, bytes]) -> None:
-    """Put what the walk needs into the scope."""
-    scope[_PLACE] = Head(request_id, key, _MAY_SET_WITHOUT_KEYS if key is None else key.may_set, fields)
-
-
-def head_of(scope: Scope) -> Head:
-    """What `note_head` put there."""
-    head: Head = scope[_PLACE]
-    return head

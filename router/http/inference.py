@@ -13,8 +13,8 @@ from router.errors import ApiError
 from router.flow.job import Job, Refusal
 from router.flow.outgoing import client_headers
 from router.http.client import Body, ClientLeft, ClientWatch, Reply, exchange_of
-from router.http.head import head_of
-from router.http.parsing import LIGHT_ENDPOINTS, Incoming, parse
+from router.http.head import HEAD, Head
+from router.http.parsing import LIGHT_ENDPOINTS, parse
 from router.http.responses import locate
 from router.http.service import ModelService, RouterState
 from router.http.sizing import Sized, size_up
@@ -23,12 +23,13 @@ from router.observe.log import log_request
 from router.observe.metrics import UNKNOWN
 from router.policy.classify import Reason
 from router.policy.outcome import Outcome
-from router.request import Endpoint, ParsedRequest, RequestRecord
+from router.request import Endpoint, RequestRecord
 from router.upstream.relay import HOP_HEADER, hop_refusal, may_relay
 
 log = logging.getLogger(__name__)
 
 _HOPS = HOP_HEADER.encode()
+_COMPLETED = Outcome.COMPLETED
 
 #: The outcome of a refusal of ours, by its code or, failing that, its status.
 _OUTCOMES = {
@@ -52,16 +53,18 @@ class Inference:
         self._label = endpoint.value
         self._shape = endpoint.error_shape
         self._is_light = endpoint in LIGHT_ENDPOINTS
+        self._body_max_bytes = state.config.server.body_max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The walk, and its one ending."""
         state = self._state
-        record = RequestRecord(head_of(scope).request_id, state.clock.now_s(), self._label)
+        head: Head = scope[HEAD]
+        record = RequestRecord(head.request_id, state.clock.now_s(), self._label)
         reply = Reply(send, record, self._shape, exchange_of(scope))
         state.metrics.arrived()
         task = state.enter()
         try:
-            await self._walk(scope, receive, reply, record)
+            await self._walk(scope, receive, head, reply, record)
         except ClientLeft:
             record.outcome = _left(record)
         except Refusal as refusal:
@@ -83,84 +86,71 @@ class Inference:
             await _try_to_say(reply, ApiError(500, "internal_error", "The router failed on this request; see its log."))
         finally:
             state.leave(task)
-            self._finish(record)
+            record.ended_at_s = state.clock.now_s()
+            if record.outcome is None:
+                # Cancelled from outside: the server is stopping for good.
+                record.outcome = _left(record)
+            state.metrics.finish(record)
+            log_request(record)
 
-    async def _walk(self, scope: Scope, receive: Receive, reply: Reply, record: RequestRecord) -> None:
-        """Match and parse; the rest with the model that was found."""
-        state, head = self._state, head_of(scope)
+    async def _walk(self, scope: Scope, receive: Receive, head: Head, reply: Reply, record: RequestRecord) -> None:
+        """Match, parse, count, classify, admit, send, stream; what was learned is the finish."""
+        state = self._state
         if head.key is not None:
             record.tenant = head.key.tenant
         if state.draining:
             raise _stopping("taking new requests")
-        self._check_hops(head.text(_HOPS))
-        with Body(scope, receive, max_bytes=state.config.server.body_max_bytes, budget=state.buffers) as body:
+        is_relayable = _HOPS not in head.fields or self._check_hops(head.text(_HOPS))
+        with Body(scope, receive, max_bytes=self._body_max_bytes, budget=state.buffers) as body:
             raw = await body.read()
             record.bytes_in = len(raw)
             with ClientWatch(scope, reply):
-                request = parse(
-                    Incoming(
-                        record.request_id,
-                        self._endpoint,
-                        _target(scope),
-                        head.text(b"content-type") or "",
-                        raw,
-                        head.text(b"x-router-class"),
-                        head.may_set,
-                    )
-                )
+                path: str = scope["path"]
+                if scope["query_string"]:
+                    path = f"{path}?{scope['query_string'].decode('latin-1')}"
+                request = parse(self._endpoint, path, head, raw)
                 record.stream = request.stream
                 record.model = UNKNOWN
                 service = state.models.find(request.model)
                 record.model = service.config.name
-                await self._answer(service, request, scope, reply, record)
 
-    async def _answer(
-        self, service: ModelService, request: ParsedRequest, scope: Scope, reply: Reply, record: RequestRecord
-    ) -> None:
-        """Count, classify, admit, send, stream, finish."""
-        head = head_of(scope)
-        place_id = self._state.new_place_id()
-        headers = client_headers(scope["headers"], may_set=head.may_set)
-        relayable = may_relay(head.text(_HOPS))
-        only = None
-        if request.previous_response_id is not None:
-            # The one engine that keeps the conversation, if any does.
-            only = await locate(service, request.previous_response_id)
-        if self._is_light:
-            answer = await service.flow.send_light(Job(place_id, request, headers, only, relayable), record)
-            with answer:
-                await send_answer(answer, reply, record)
-            return
-        sized = await size_up(service, request, head.key, record)
-        record.request_class = sized.request_class
-        record.reason = sized.reason if only is None else Reason.PINNED
-        job = Job(place_id, request, headers, only, relayable, sized.request_class, sized.demand, sized.edits)
-        answer = await service.flow.send(job, record)
-        with answer:
-            await send_answer(answer, reply, record)
-        _learn(service, sized, record)
+                # The one engine that keeps the conversation, if any does.
+                only = None
+                if request.previous_response_id is not None:
+                    only = await locate(service, request.previous_response_id)
+                headers = client_headers(scope["headers"], may_set=head.may_set)
+                place_id = state.new_place_id()
+                if self._is_light:
+                    answer = await service.flow.send_light(Job(place_id, request, headers, only, is_relayable), record)
+                    with answer:
+                        await send_answer(answer, reply, record)
+                    return
+                sized = await size_up(service, request, head.key, record)
+                record.request_class = sized.request_class
+                record.reason = sized.reason if only is None else Reason.PINNED
+                job = Job(
+                    place_id, request, headers, only, is_relayable, sized.request_class, sized.demand, sized.edits
+                )
+                answer = await service.flow.send(job, record)
+                with answer:
+                    await send_answer(answer, reply, record)
+                _learn(service, sized, record)
 
-    def _check_hops(self, hops: str | None) -> None:
-        """Raises: `ApiError` 503 for a request that came round."""
-        if hops is None:
-            return
+    def _check_hops(self, hops: str | None) -> bool:
+        """Whether a request that passed these routers may be relayed.
+
+        Raises: `ApiError` 503 for one that came round.
+        """
         loop = hop_refusal(hops, self._state.router_id)
         if loop is not None:
             self._state.metrics.loop_stops.inc()
             raise ApiError(503, "relay_loop", f"Not taken: {loop}.", retry_after_s=30)
-
-    def _finish(self, record: RequestRecord) -> None:
-        record.ended_at_s = self._state.clock.now_s()
-        if record.outcome is None:
-            # Cancelled from outside: the server is stopping for good.
-            record.outcome = _left(record)
-        self._state.metrics.finish(record)
-        log_request(record)
+        return may_relay(hops)
 
 
 def _learn(service: ModelService, sized: Sized, record: RequestRecord) -> None:
     """What an engine of ours really counted and produced. A relay has another tokenizer."""
-    if record.engine is None or record.outcome is not Outcome.COMPLETED or record.prompt_tokens_used is None:
+    if record.engine is None or record.outcome is not _COMPLETED or record.prompt_tokens_used is None:
         return
     service.counter.learn(sized.count, record.prompt_tokens_used, sized.request_class)
     if record.completion_tokens_used:
@@ -174,12 +164,6 @@ def _stopping(when: str) -> ApiError:
         f"This router stopped {when}. Send the request again; another one takes it.",
         retry_after_s=5,
     )
-
-
-def _target(scope: Scope) -> str:
-    query = scope["query_string"].decode("latin-1")
-    path: str = scope["path"]
-    return f"{path}?{query}" if query else path
 
 
 def _left(record: RequestRecord) -> Outcome:

@@ -5,6 +5,7 @@ last value, here as in the engine (both parse so), and any rewriting leaves only
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -19,17 +20,20 @@ from router.http.bodies import (
     ResponsesBody,
     missing,
 )
-from router.http.decoding import check_text, decode, is_crowded
+from router.http.decoding import check_text, decode, decoding_mistake
+from router.http.head import Head
 from router.http.multipart import form_fields
 from router.http.texts import SEQUENCES_MAX
 from router.policy.classify import Reason
 from router.policy.demand import RequestClass
-from router.request import Endpoint, OpaquePrompt, ParsedRequest, Prompt, TextPrompts, TokenPrompts
+from router.request import ChatPrompt, Endpoint, OpaquePrompt, ParsedRequest, Prompt, TextPrompts, TokenPrompts
 
 #: The largest output cap and number of sequences that can mean anything; above it arithmetic would only overflow.
 _TOKENS_MAX = 2**31 - 1
 _N_MAX = 1024
 
+#: A member is looked up in its enum for the price of a call; those that every request asks for have names of their own.
+_AUDIO = Endpoint.AUDIO
 #: Endpoints whose streams carry usage only where `stream_options` asks for it.
 _USAGE_BY_OPTION = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 #: Endpoints that touch only the engine's tokenizer: no KV tokens, no seat.
@@ -49,6 +53,10 @@ _BODIES: Mapping[Endpoint, type[GenerationBody]] = {
 _DECODERS = {endpoint: msgspec.json.Decoder(body) for endpoint, body in _BODIES.items()}
 
 
+#: Most requests go on as they came.
+_NO_EDITS: Mapping[str, Any] = MappingProxyType({})
+
+
 class _OnlyModel(msgspec.Struct):
     model: str | None = None
 
@@ -56,82 +64,80 @@ class _OnlyModel(msgspec.Struct):
 _MODEL_DECODER = msgspec.json.Decoder(_OnlyModel)
 
 
-class Incoming(msgspec.Struct, frozen=True, gc=False):
-    """What the route knows before the body is read as JSON. `hint_header` is the value of `x-router-class`."""
-
-    request_id: str
-    endpoint: Endpoint
-    path: str
-    content_type: str
-    body: bytes
-    hint_header: str | None = None
-    may_set: frozenset[str] = frozenset()
-
-
-def parse(incoming: Incoming) -> ParsedRequest:
-    """Read one inference call.
+def parse(endpoint: Endpoint, path: str, head: Head, raw: bytes) -> ParsedRequest:
+    """Read one inference call: `raw` is its body, `path` what the engine is to be asked for.
 
     Raises: `ApiError` 400 for anything that is not a well-formed request, 415 for a content type that is not read.
     """
-    if incoming.endpoint is Endpoint.AUDIO:
-        return _parse_form(incoming)
-    _check_content_type(incoming.content_type)
-    check_text(incoming.body)
-    endpoint = incoming.endpoint
+    fields = head.fields
+    if endpoint is _AUDIO:
+        return _parse_form(endpoint, path, head, raw)
+    if fields.get(b"content-type") != b"application/json":
+        _check_content_type(head.text(b"content-type") or "")
+    if not raw or not raw.isascii():
+        check_text(raw)
     if endpoint in LIGHT_ENDPOINTS:
-        model = decode(_MODEL_DECODER, incoming.body).model
-        return _request(incoming, model=model or "", prompt=OpaquePrompt(0), max_tokens=0)
+        model = decode(_MODEL_DECODER, raw).model or ""
+        return ParsedRequest(head.request_id, endpoint, path, raw, model, OpaquePrompt(0), max_tokens=0)
 
-    body = decode(_DECODERS[endpoint], incoming.body)
-    param, cap = body.cap()
-    if cap is not None:
-        _check_range(cap, param, 0, _TOKENS_MAX)
-    if body.n is not None:
-        _check_range(body.n, "n", 1, _N_MAX)
-    prompt = _prompt(body, incoming.body)
-    stream = bool(body.stream)
-    hint, hint_source = _hint(incoming, body.service_tier)
+    try:
+        body = _DECODERS[endpoint].decode(raw)
+    except (RecursionError, msgspec.DecodeError) as error:
+        raise decoding_mistake(error) from None
+    cap = body.cap()
+    if cap is not None and not 0 <= cap <= _TOKENS_MAX:
+        raise _out_of_range(cap, body.cap_field(), 0, _TOKENS_MAX)
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= _N_MAX:
+        raise _out_of_range(n, "n", 1, _N_MAX)
+    try:
+        prompt = body.prompt(raw)
+    except RecursionError:
+        # Converting prints parts of the body, some calls deeper than where reading it just succeeded.
+        raise nested_too_deeply() from None
+    if not isinstance(prompt, ChatPrompt):
+        n = _sequences(body, prompt, n)
+
+    stream = body.stream is True
+    options = body.stream_options
+    edits = _NO_EDITS
+    if (
+        stream
+        or options is not None
+        or body.priority is not msgspec.UNSET
+        or body.kv_transfer_params is not msgspec.UNSET
+    ):
+        edits = _edits(endpoint, body, head.may_set, stream=stream)
+    hint, hint_source = None, None
+    if body.service_tier is not None or b"x-router-class" in fields:
+        hint, hint_source = _hint(head, body.service_tier)
     return ParsedRequest(
-        request_id=incoming.request_id,
-        endpoint=endpoint,
-        path=incoming.path,
-        body=incoming.body,
-        model=body.model or "",
-        prompt=prompt,
-        stream=stream,
-        max_tokens=cap,
-        n=_sequences(body, prompt),
-        asked_include_usage=stream
-        and body.stream_options is not None
-        and bool(body.stream_options.get("include_usage")),
+        head.request_id,
+        endpoint,
+        path,
+        raw,
+        body.model or "",
+        prompt,
+        stream,
+        cap,
+        n,
+        asked_include_usage=stream and options is not None and bool(options.get("include_usage")),
         hint=hint,
         hint_source=hint_source,
         previous_response_id=body.previous_response_id if isinstance(body, ResponsesBody) else None,
-        edits=_edits(incoming, body, stream=stream),
+        edits=edits,
         prefix=body.prefix(),
     )
 
 
-def _prompt(body: GenerationBody, raw: bytes) -> Prompt:
-    """The prompt of a body whose other fields are read. Raises: `ApiError` 400."""
-    body.check_there()
-    if is_crowded(raw) and body.has_conversation:
-        return OpaquePrompt(len(raw))
-    try:
-        return body.prompt(len(raw))
-    except RecursionError:
-        # Converting prints parts of the body, some calls deeper than where reading it just succeeded.
-        raise nested_too_deeply() from None
-
-
-def _edits(incoming: Incoming, body: GenerationBody, *, stream: bool) -> dict[str, Any]:
+def _edits(endpoint: Endpoint, body: GenerationBody, may_set: frozenset[str], *, stream: bool) -> dict[str, Any]:
     """The fields that must change for every engine: what the key may not set, and the usage option."""
     edits: dict[str, Any] = {}
-    if body.priority is not msgspec.UNSET and "priority" not in incoming.may_set:
+    if body.priority is not msgspec.UNSET and "priority" not in may_set:
         edits["priority"] = None
-    if body.kv_transfer_params is not msgspec.UNSET and "kv_transfer_params" not in incoming.may_set:
+    if body.kv_transfer_params is not msgspec.UNSET and "kv_transfer_params" not in may_set:
         edits["kv_transfer_params"] = None
-    if incoming.endpoint in _USAGE_BY_OPTION:
+    if endpoint in _USAGE_BY_OPTION:
         options = body.stream_options or {}
         if stream and not options.get("include_usage"):
             edits["stream_options"] = {**options, "include_usage": True}
@@ -144,28 +150,29 @@ def _edits(incoming: Incoming, body: GenerationBody, *, stream: bool) -> dict[st
     return edits
 
 
-def _hint(incoming: Incoming, service_tier: str | None) -> tuple[RequestClass | None, str | None]:
+def _hint(head: Head, service_tier: str | None) -> tuple[RequestClass | None, str | None]:
     """The class asked for, where this key may ask; the header wins over the tier."""
-    if incoming.hint_header is not None:
+    hint = head.text(b"x-router-class")
+    if hint is not None:
         try:
-            asked = RequestClass(incoming.hint_header.strip().lower())
+            asked = RequestClass(hint.strip().lower())
         except ValueError:
             raise bad_request(
-                f"The header x-router-class must be `chat` or `batch`, not {incoming.hint_header[:40]!r}.",
+                f"The header x-router-class must be `chat` or `batch`, not {hint[:40]!r}.",
                 param="x-router-class",
             ) from None
-        if "class" in incoming.may_set:
+        if "class" in head.may_set:
             return asked, Reason.HINT_HEADER.value
-    if service_tier == "flex" and "class" in incoming.may_set:
+    if service_tier == "flex" and "class" in head.may_set:
         return RequestClass.BATCH, Reason.HINT_SERVICE_TIER.value
     return None, None
 
 
-def _sequences(body: GenerationBody, prompt: Prompt) -> int:
-    """Sequences of each prompt. Raises: `ApiError` 400 where all of them together are too many."""
-    n = body.n or 1
+def _sequences(body: GenerationBody, prompt: Prompt, n: int) -> int:
+    """Sequences of each prompt, of which `n` are asked for. Raises: `ApiError` 400 where all together are too many."""
     if isinstance(body, CompletionsBody) and body.best_of is not None:
-        _check_range(body.best_of, "best_of", 1, _N_MAX)
+        if not 1 <= body.best_of <= _N_MAX:
+            raise _out_of_range(body.best_of, "best_of", 1, _N_MAX)
         n = max(n, body.best_of)
     if isinstance(prompt, TextPrompts):
         prompts = len(prompt.texts)
@@ -182,26 +189,19 @@ def _sequences(body: GenerationBody, prompt: Prompt) -> int:
     return n
 
 
-def _request(incoming: Incoming, **values: Any) -> ParsedRequest:
-    return ParsedRequest(
-        request_id=incoming.request_id,
-        endpoint=incoming.endpoint,
-        path=incoming.path,
-        body=incoming.body,
-        **values,
-    )
-
-
-def _parse_form(incoming: Incoming) -> ParsedRequest:
-    fields = form_fields(incoming.body, incoming.content_type, names=("model", "stream"))
+def _parse_form(endpoint: Endpoint, path: str, head: Head, raw: bytes) -> ParsedRequest:
+    fields = form_fields(raw, head.text(b"content-type") or "", names=("model", "stream"))
     model, stream = fields.get("model"), fields.get("stream")
     if model is None or not model.value:
         raise missing("model")
-    return _request(
-        incoming,
-        model=model.value,
+    return ParsedRequest(
+        head.request_id,
+        endpoint,
+        path,
+        raw,
+        model.value,
         # The engine cuts audio into pieces of its own: its bytes say nothing of tokens, so it is charged a seat.
-        prompt=OpaquePrompt(0),
+        OpaquePrompt(0),
         stream=stream is not None and stream.value.strip().lower() in ("true", "1"),
         max_tokens=0,
         model_span=(model.start, model.end),
@@ -209,8 +209,6 @@ def _parse_form(incoming: Incoming) -> ParsedRequest:
 
 
 def _check_content_type(content_type: str) -> None:
-    if content_type == "application/json":
-        return
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(
@@ -221,6 +219,5 @@ def _check_content_type(content_type: str) -> None:
         )
 
 
-def _check_range(value: int, name: str, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise bad_request(f"`{name}` is {value}; it must be between {least} and {most:,}.", param=name)
+def _out_of_range(value: int, name: str, least: int, most: int) -> ApiError:
+    return bad_request(f"`{name}` is {value}; it must be between {least} and {most:,}.", param=name)

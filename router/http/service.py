@@ -27,24 +27,15 @@ class ModelService:
         self.config = config
         self.counter = counter
         self.flow = flow
-        self._shapes: Shapes | None = None
+        #: The context limits as configured, or smaller where a serving engine says so.
+        self.shapes = self._shapes()
         for engine in flow.engines.values():
-            engine.watch(self._forget_shapes)
+            engine.watch(self._engine_changed)
         self.outputs = {pool.request_class: RecentQuantile(initial=pool.default_output_tokens) for pool in config.pools}
-
-    def shapes(self) -> Shapes:
-        """The context limits as configured, or smaller where a serving engine says so."""
-        if self._shapes is None:
-            self._shapes = Shapes(
-                self._max_model_len(RequestClass.CHAT),
-                self._max_model_len(RequestClass.BATCH),
-                self.config.threshold_tokens,
-            )
-        return self._shapes
 
     def max_model_len(self) -> int:
         """The largest context of any pool, in tokens."""
-        return self.shapes().largest_max_model_len
+        return self.shapes.largest_max_model_len
 
     def expected_output_tokens(self, request_class: RequestClass) -> int:
         """The recent q99 of this class's output; of the other class where the model has no such pool."""
@@ -54,8 +45,15 @@ class ModelService:
     def is_serving(self) -> bool:
         return any(self.flow.gate.is_serving(request_class) for request_class in RequestClass)
 
-    def _forget_shapes(self, _: Engine) -> None:
-        self._shapes = None
+    def _engine_changed(self, _: Engine) -> None:
+        self.shapes = self._shapes()
+
+    def _shapes(self) -> Shapes:
+        return Shapes(
+            self._max_model_len(RequestClass.CHAT),
+            self._max_model_len(RequestClass.BATCH),
+            self.config.threshold_tokens,
+        )
 
     def _max_model_len(self, request_class: RequestClass) -> int | None:
         pool = self.config.pool(request_class)
@@ -139,8 +137,9 @@ class RouterState:
         """The current task is a call being worked on, until `leave` is told of it."""
         task = asyncio.current_task()
         assert task is not None, "an ASGI call runs in a task"
+        if not self.tasks:
+            self.idle.clear()
         self.tasks.add(task)
-        self.idle.clear()
         return task
 
     def leave(self, task: asyncio.Task[None]) -> None:

@@ -46,8 +46,9 @@ async def size_up(service: ModelService, request: ParsedRequest, key: KeyConfig 
 
     Raises: `ApiError` 400 `context_length_exceeded` where no pool can hold the request.
     """
-    shapes = service.shapes()
-    output = _output_tokens(service, request, RequestClass.CHAT)
+    shapes = service.shapes
+    cap = request.max_tokens
+    output = service.expected_output_tokens(RequestClass.CHAT) if cap is None else cap
     default_class = key.default_class if key is not None else None
     settled = service.counter.settle(
         request.prompt,
@@ -56,26 +57,23 @@ async def size_up(service: ModelService, request: ParsedRequest, key: KeyConfig 
     )
     count = settled if isinstance(settled, Count) else await service.counter.count_exactly(settled)
     record.count = count
-    hint = _hint(request, default_class)
-    demand = _demand(request, count, output, shapes, count.longest_tokens)
+    hint = _hint(request, default_class) if request.hint is not None or default_class is not None else None
+    demand = _demand(request, count, output, shapes.largest_max_model_len, count.longest_tokens)
     classified = classify(demand, shapes, hint)
     if isinstance(classified, TooLong):
-        if not count.exact and count.lower_tokens + _least_output(demand) <= classified.limit_tokens:
+        limit = classified.limit_tokens
+        if not count.exact and count.lower_tokens + _least_output(demand) <= limit:
             # Only its upper bound is too long, and it could not be counted: the engine has the last word.
-            demand = _demand(request, count, output, shapes, classified.limit_tokens - _least_output(demand))
+            demand = _demand(request, count, output, limit, max(0, limit - _least_output(demand)))
             classified = classify(demand, shapes, hint)
         if isinstance(classified, TooLong):
             raise _too_long(request, classified.limit_tokens, demand, count)
-    if request.max_tokens is None and classified.request_class is not RequestClass.CHAT:
-        output = _output_tokens(service, request, classified.request_class)
-        demand = _demand(request, count, output, shapes, demand.longest_prompt_tokens)
+    if cap is not None:
+        return Sized(count, demand, classified.request_class, classified.reason, _NO_EDITS)
+    if classified.request_class is not RequestClass.CHAT:
+        output = service.expected_output_tokens(classified.request_class)
+        demand = _demand(request, count, output, shapes.largest_max_model_len, demand.longest_prompt_tokens)
     return Sized(count, demand, classified.request_class, classified.reason, _cap_edit(service, request, demand))
-
-
-def _output_tokens(service: ModelService, request: ParsedRequest, request_class: RequestClass) -> int:
-    if request.max_tokens is not None:
-        return request.max_tokens
-    return service.expected_output_tokens(request_class)
 
 
 def _decision_points(shapes: Shapes, request: ParsedRequest, output: int) -> list[int]:
@@ -90,17 +88,17 @@ def _decision_points(shapes: Shapes, request: ParsedRequest, output: int) -> lis
     return points
 
 
-def _demand(request: ParsedRequest, count: Count, output: int, shapes: Shapes, longest: int) -> Demand:
-    """`longest`: tokens of the longest prompt, perhaps fewer than were counted."""
-    largest = shapes.largest_max_model_len
+def _demand(request: ParsedRequest, count: Count, output: int, largest: int, longest: int) -> Demand:
+    """`largest`: tokens of the largest context there is; `longest`: of the longest prompt, perhaps fewer than were
+    counted."""
     is_capped = request.max_tokens is not None
-    longest = max(0, longest)
     if not is_capped:
         # An answer cannot outgrow the largest context.
         output = max(1, min(output, largest - longest))
-    prompts = max(1, count.prompts)
+    prompts = count.prompts or 1
     # Whatever a bound says, an engine holds no more than its context for one sequence.
-    return Demand(min(count.prompt_tokens, prompts * largest), longest, output, is_capped, prompts, request.n)
+    prompt_tokens = min(count.prompt_tokens, prompts * largest)
+    return Demand(prompt_tokens, longest, output, is_capped, prompts, request.n)
 
 
 def _least_output(demand: Demand) -> int:
@@ -115,8 +113,8 @@ def _hint(request: ParsedRequest, default_class: RequestClass | None) -> Hint | 
 
 
 def _cap_edit(service: ModelService, request: ParsedRequest, demand: Demand) -> Mapping[str, Any]:
-    """Where the operator wants answers without a cap to have one, it is what the ledger reserved."""
-    if request.max_tokens is not None or not service.config.cap_unset_max_tokens:
+    """Where the operator wants answers without a cap (this one is) to have one, it is what the ledger reserved."""
+    if not service.config.cap_unset_max_tokens:
         return _NO_EDITS
     field = _CAP_FIELDS.get(request.endpoint)
     return _NO_EDITS if field is None else {field: demand.output_tokens}

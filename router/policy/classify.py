@@ -13,6 +13,7 @@ What fits is about one sequence (`max_model_len` bounds a sequence), what is cha
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from router.policy.demand import Demand, RequestClass
 
@@ -32,15 +33,16 @@ class Reason(StrEnum):
 
 
 class Shapes(msgspec.Struct, frozen=True, gc=False):
-    """The context limits (tokens, None: no such pool) and the threshold (tokens of demand) of one model."""
+    """The context limits (tokens, None: no such pool) and the threshold (tokens of demand) of one model. The largest
+    of the limits follows from them and is never given."""
 
     chat_max_model_len: int | None
     batch_max_model_len: int | None
     threshold_tokens: int
+    largest_max_model_len: int = 0
 
-    @property
-    def largest_max_model_len(self) -> int:
-        return max(self.chat_max_model_len or 0, self.batch_max_model_len or 0)
+    def __post_init__(self) -> None:
+        force_setattr(self, "largest_max_model_len", max(self.chat_max_model_len or 0, self.batch_max_model_len or 0))
 
 
 class Hint(msgspec.Struct, frozen=True, gc=False):
@@ -55,6 +57,13 @@ class Classified(msgspec.Struct, frozen=True, gc=False):
     reason: Reason
 
 
+_ONLY_CHAT = Classified(RequestClass.CHAT, Reason.ONLY_POOL)
+_ONLY_BATCH = Classified(RequestClass.BATCH, Reason.ONLY_POOL)
+_BELOW_THRESHOLD = Classified(RequestClass.CHAT, Reason.BELOW_THRESHOLD)
+_ABOVE_THRESHOLD = Classified(RequestClass.BATCH, Reason.ABOVE_THRESHOLD)
+_ABOVE_CHAT_CONTEXT = Classified(RequestClass.BATCH, Reason.ABOVE_CHAT_CONTEXT)
+
+
 class TooLong(msgspec.Struct, frozen=True, gc=False):
     """No pool can hold it. `limit_tokens` is the largest context there is."""
 
@@ -63,8 +72,9 @@ class TooLong(msgspec.Struct, frozen=True, gc=False):
 
 def classify(demand: Demand, shapes: Shapes, hint: Hint | None = None) -> Classified | TooLong:
     """Choose a pool for `demand`. See the module for the cases."""
-    fits_chat = _fits(demand, shapes.chat_max_model_len)
-    fits_batch = _fits(demand, shapes.batch_max_model_len)
+    needed, chat_len, batch_len = demand.floor_context_tokens, shapes.chat_max_model_len, shapes.batch_max_model_len
+    fits_chat = chat_len is not None and needed <= chat_len
+    fits_batch = batch_len is not None and needed <= batch_len
     if not fits_chat and not fits_batch:
         return TooLong(shapes.largest_max_model_len)
     if hint is not None and (fits_chat if hint.request_class is RequestClass.CHAT else fits_batch):
@@ -79,20 +89,15 @@ def classify(demand: Demand, shapes: Shapes, hint: Hint | None = None) -> Classi
 def _by_length(demand: Demand, shapes: Shapes, *, fits_batch: bool) -> Classified:
     chat_len = shapes.chat_max_model_len
     if not fits_batch:
-        reason = Reason.ONLY_POOL if shapes.batch_max_model_len is None else Reason.BELOW_THRESHOLD
-        return Classified(RequestClass.CHAT, reason)
+        return _ONLY_CHAT if shapes.batch_max_model_len is None else _BELOW_THRESHOLD
     if chat_len is None:
-        return Classified(RequestClass.BATCH, Reason.ONLY_POOL)
+        return _ONLY_BATCH
     # An uncapped answer that would probably outgrow the chat context goes where it has room.
     if demand.context_tokens > chat_len:
-        return Classified(RequestClass.BATCH, Reason.ABOVE_CHAT_CONTEXT)
+        return _ABOVE_CHAT_CONTEXT
     if demand.kv_tokens > shapes.threshold_tokens:
-        return Classified(RequestClass.BATCH, Reason.ABOVE_THRESHOLD)
-    return Classified(RequestClass.CHAT, Reason.BELOW_THRESHOLD)
-
-
-def _fits(demand: Demand, max_model_len: int | None) -> bool:
-    return max_model_len is not None and demand.floor_context_tokens <= max_model_len
+        return _ABOVE_THRESHOLD
+    return _BELOW_THRESHOLD
 
 
 def _exists(request_class: RequestClass, shapes: Shapes) -> bool:

@@ -26,9 +26,10 @@ from router.policy.demand import RequestClass
 from router.request import ChatPrompt, Count, OpaquePrompt, Prompt, TextPrompts, TokenPrompts
 from router.tokens.api import PromptCounter, TokenizerUnavailable, Unsettled
 from router.tokens.calibration import BytesPerToken
-from router.tokens.limits import EMPTY, UNKNOWN, TextLimits, TextSize, size_of
+from router.tokens.limits import UNKNOWN, TextLimits, TextSize, size_of
 from router.tokens.offload import Missed, Offload
 from router.tokens.overhead import ChatOverhead
+from router.tokens.plain import PlainBounds
 from router.tokens.size import ChatSize, chat_size
 from router.tokens.tokenizer import Tokenizer, load_huggingface, load_tiktoken
 
@@ -77,6 +78,7 @@ class Counter:
         self._tokenizer = tokenizer
         self._limits: TextLimits = UNKNOWN if tokenizer is None else tokenizer.limits
         self._overhead: ChatOverhead | None = None if tokenizer is None else tokenizer.overhead
+        self._plain = None if self._overhead is None else PlainBounds(self._limits, self._overhead)
         self._always_exact = config.exact == "always"
         self._image_tokens = config.image_tokens
         self._short = Offload(timeout_s=config.timeout_s, threads=1, name="tokens-short")
@@ -109,13 +111,36 @@ class Counter:
         self, prompt: Prompt, *, decision_tokens: Sequence[int], request_class: RequestClass | None
     ) -> Count | Unsettled:
         """See `PromptCounter.settle`."""
-        if isinstance(prompt, ChatPrompt):
-            return self._settle_chat(prompt, decision_tokens, request_class)
-        if isinstance(prompt, TextPrompts):
-            return self._settle_texts(prompt, decision_tokens, request_class)
-        if isinstance(prompt, TokenPrompts):
-            return _count_ids(prompt)
-        return self._count_opaque(prompt, request_class)
+        if not isinstance(prompt, ChatPrompt):
+            return self._settle_other(prompt, decision_tokens, request_class)
+        size = chat_size(prompt)
+        extra = self._limits.special_tokens if prompt.add_special_tokens else 0
+        media_tokens = size.media * self._image_tokens
+        if size.is_plain and self._plain is not None:
+            lower, upper = self._plain.of(size)
+            upper += extra
+            is_bounded = self._limits.is_proven
+        else:
+            lower, upper = self._loose_bounds(prompt, size)
+            upper += media_tokens + extra
+            is_bounded = False
+        text_bytes = 0 if size.media or prompt.has_stored_history else size.estimate_bytes
+        if (
+            self._tokenizer is None
+            or prompt.chat_template is not None
+            or prompt.has_stored_history
+            or (is_bounded and self._is_settled(lower, upper, decision_tokens, request_class, size.text_bytes))
+            or _is_far(size.text_bytes, lower, decision_tokens)
+        ):
+            figure = self._learned.estimate_tokens(size.estimate_bytes, request_class) + media_tokens
+            if figure < lower:
+                figure = lower
+            elif figure > upper:
+                figure = upper
+            method = "opaque" if prompt.has_stored_history else self._method(figure, upper)
+            return Count(figure, figure, lower, upper, 1, False, method, text_bytes)
+        bounds = Count(upper, upper, lower, upper, 1, False, "bytes", text_bytes)
+        return Unsettled(prompt, bounds, size.media, media_tokens, size.estimate_bytes)
 
     async def count_exactly(self, unsettled: Unsettled) -> Count:
         """See `PromptCounter.count_exactly`."""
@@ -148,11 +173,11 @@ class Counter:
 
     def learn(self, count: Count, used_tokens: int, request_class: RequestClass | None) -> None:
         """See `PromptCounter.learn`."""
-        if count.exact and count.prompt_tokens != used_tokens:
-            self._exact_mismatches += 1
-        if not self._learned.learn(count.text_bytes, used_tokens, request_class):
-            return
-        if not count.exact and used_tokens > count.prompt_tokens:
+        has_text = self._learned.learn(count.text_bytes, used_tokens, request_class)
+        if count.exact:
+            if used_tokens != count.prompt_tokens:
+                self._exact_mismatches += 1
+        elif has_text and used_tokens > count.prompt_tokens:
             self._misses += 1
 
     async def aclose(self) -> None:
@@ -163,6 +188,19 @@ class Counter:
     def _count_opaque(self, prompt: OpaquePrompt, request_class: RequestClass | None) -> Count:
         tokens = self._learned.estimate_tokens(prompt.bytes_total, request_class)
         return Count(tokens, tokens, 0, max(tokens, prompt.bytes_total), 1, exact=False, method="opaque")
+
+    def _settle_other(
+        self,
+        prompt: TextPrompts | TokenPrompts | OpaquePrompt,
+        decision_tokens: Sequence[int],
+        request_class: RequestClass | None,
+    ) -> Count | Unsettled:
+        """What is no conversation."""
+        if isinstance(prompt, TextPrompts):
+            return self._settle_texts(prompt, decision_tokens, request_class)
+        if isinstance(prompt, TokenPrompts):
+            return _count_ids(prompt)
+        return self._count_opaque(prompt, request_class)
 
     def _settle_texts(
         self, prompt: TextPrompts, decision_tokens: Sequence[int], request_class: RequestClass | None
@@ -179,38 +217,20 @@ class Counter:
                 for size, low, high in zip(sizes, lowers, uppers, strict=False)
             ] or [0]
             figure = sum(estimates)
-            method = self._method(figure, sum(uppers), request_class)
+            method = self._method(figure, sum(uppers))
             return Count(figure, max(estimates), lower, upper, len(sizes), False, method, total)
         bounds = Count(sum(uppers), upper, lower, upper, len(sizes), False, "bytes", total)
         return Unsettled(prompt, bounds, work_bytes=total)
 
-    def _settle_chat(
-        self, chat: ChatPrompt, decision_tokens: Sequence[int], request_class: RequestClass | None
-    ) -> Count | Unsettled:
-        size = chat_size(chat)
-        lower, upper, is_bounded = self._chat_bounds(chat, size)
-        text_bytes = 0 if size.media or chat.has_stored_history else size.estimate_bytes
-        cannot_render = chat.chat_template is not None or chat.has_stored_history or self._tokenizer is None
-        settled = is_bounded and self._is_settled(lower, upper, decision_tokens, request_class, size.text.bytes)
-        if cannot_render or settled or _is_far(size.text.bytes, lower, decision_tokens):
-            media_tokens = size.media * self._image_tokens
-            estimate = self._estimate(size.estimate_bytes, media_tokens, lower, upper, request_class)
-            method = "opaque" if chat.has_stored_history else self._method(estimate, upper, request_class)
-            return Count(estimate, estimate, lower, upper, 1, False, method, text_bytes)
-        bounds = Count(upper, upper, lower, upper, 1, False, "bytes", text_bytes)
-        return Unsettled(chat, bounds, size.media, size.media * self._image_tokens, size.estimate_bytes)
-
-    def _chat_bounds(self, chat: ChatPrompt, size: ChatSize) -> tuple[int, int, bool]:
-        """Lower, upper, and whether the upper one may be relied on."""
-        extra = self._limits.special_tokens if chat.add_special_tokens else 0
-        media = size.media * self._image_tokens
-        if size.is_plain and self._overhead is not None and size.media == 0:
-            whole: TextSize = size.text + self._overhead.of(size.messages)
-            return self._limits.lower(size.solid), self._limits.upper(whole) + extra, self._limits.is_proven
-        lower = 0 if chat.chat_template is not None or self._overhead is None else self._limits.lower(size.solid)
-        overhead = EMPTY if self._overhead is None else self._overhead.of(size.messages)
-        upper = FALLBACK_RATIO * (size.estimate_bytes + overhead.bytes) + media + extra
-        return lower, upper, False
+    def _loose_bounds(self, chat: ChatPrompt, size: ChatSize) -> tuple[int, int]:
+        """Lower, and an upper one that is no proof, of a chat whose template's words are not known."""
+        if self._overhead is None:
+            return 0, FALLBACK_RATIO * size.estimate_bytes
+        words_bytes = self._overhead.of(size.messages).bytes
+        lower = 0
+        if chat.chat_template is None:
+            lower = self._limits.lower(TextSize(size.solid_bytes, size.solid_wide_bytes))
+        return lower, FALLBACK_RATIO * (size.estimate_bytes + words_bytes)
 
     def _is_settled(
         self,
@@ -237,8 +257,8 @@ class Counter:
         learned = self._learned.estimate_tokens(text_bytes, request_class) + extra_tokens
         return min(upper, max(lower, learned))
 
-    def _method(self, figure: int, upper: int, request_class: RequestClass | None) -> str:
-        return "learned" if figure < upper and self._learned.is_warm(request_class) else "bytes"
+    def _method(self, figure: int, upper: int) -> str:
+        return "learned" if figure < upper and self._learned.is_warm else "bytes"
 
 
 def _is_far(text_bytes: int, lower: int, decision_tokens: Sequence[int]) -> bool:

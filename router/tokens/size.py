@@ -13,7 +13,7 @@ import msgspec
 
 from router.request import ChatPrompt
 from router.tokens.conversation import media_kind
-from router.tokens.limits import TextSize, size_of
+from router.tokens.limits import size_of
 
 #: Bound of the look, a few milliseconds. A chat with 100 tools of 1 KB has about 3,000 values.
 WALK_NODES_MAX = 20_000
@@ -27,14 +27,17 @@ _PLAIN_ROLES = ("system", "user", "assistant")
 class ChatSize(msgspec.Struct, frozen=True, gc=False):
     """The weight of one conversation.
 
-    `text`: all message content that is text. `solid`: the user's texts without white space around them, which no
-    known template leaves out. `media`: images and the like. `estimate_bytes`: everything that looks like text,
-    template words not included; the base of the learned estimate.
+    `text_bytes`: all message content that is text. `solid_bytes`: the user's texts without white space around them,
+    which no known template leaves out. Of both, `wide` ones as `limits.TextSize` has them. `media`: images and the
+    like. `estimate_bytes`: everything that looks like text, template words not included; the base of the learned
+    estimate.
     """
 
     messages: int
-    text: TextSize
-    solid: TextSize
+    text_bytes: int
+    wide_bytes: int
+    solid_bytes: int
+    solid_wide_bytes: int
     media: int
     is_plain: bool
     estimate_bytes: int
@@ -79,44 +82,46 @@ class _Walk:
 def chat_size(chat: ChatPrompt) -> ChatSize:
     """Weigh a conversation."""
     messages = chat.messages
-    is_plain = not (
+    others: list[object] = []
+    text_bytes = wide_bytes = solid_bytes = solid_wide_bytes = 0
+    is_whole = len(messages) <= WALK_NODES_MAX
+    for message in messages if is_whole else messages[:WALK_NODES_MAX]:
+        content = message.get("content") if type(message) is dict and len(message) == 2 else None
+        if type(content) is not str or message.get("role") not in _PLAIN_ROLES:
+            content = _only_text(message)
+            if content is None:
+                others.append(message)
+                continue
+        is_users = message["role"] == "user"
+        if content.isascii():
+            text_bytes += len(content)
+            if is_users:
+                solid_bytes += len(content.strip())
+        else:
+            size = size_of(content)
+            text_bytes += size.bytes
+            wide_bytes += size.wide_bytes
+            if is_users:
+                solid = size_of(content.strip())
+                solid_bytes += solid.bytes
+                solid_wide_bytes += solid.wide_bytes
+    is_more = (
         chat.tools
         or chat.template_kwargs
         or chat.chat_template is not None
         or chat.continue_final_message
         or chat.has_stored_history
     )
-    others: list[object] = []
-    text_bytes = wide_bytes = solid_bytes = solid_wide_bytes = 0
-    is_whole = len(messages) <= WALK_NODES_MAX
-    for message in messages if is_whole else messages[:WALK_NODES_MAX]:
-        content = _only_text(message)
-        if content is None:
-            others.append(message)
-        elif content.isascii():
-            text_bytes += len(content)
-            if message["role"] == "user":
-                solid_bytes += len(content.strip())
-        else:
-            size = size_of(content)
-            text_bytes += size.bytes
-            wide_bytes += size.wide_bytes
-            if message["role"] == "user":
-                solid = size_of(content.strip())
-                solid_bytes += solid.bytes
-                solid_wide_bytes += solid.wide_bytes
-    media, estimate_bytes = 0, text_bytes
-    if others or not is_plain:
-        walk = _weigh(chat, others)
-        media, estimate_bytes = walk.media, text_bytes + walk.bytes
-        is_whole = is_whole and not walk.is_spent
+    if not (others or is_more) and is_whole and messages:
+        estimate_bytes = text_bytes + _MESSAGE_BYTES * len(messages)
+        return ChatSize(len(messages), text_bytes, wide_bytes, solid_bytes, solid_wide_bytes, 0, True, estimate_bytes)
+    walk = _weigh(chat, others)
+    estimate_bytes = text_bytes + walk.bytes
+    if not is_whole or walk.is_spent:
+        estimate_bytes = max(estimate_bytes, chat.bytes_total)
+    estimate_bytes += _MESSAGE_BYTES * len(messages)
     return ChatSize(
-        len(messages),
-        TextSize(text_bytes, wide_bytes),
-        TextSize(solid_bytes, solid_wide_bytes),
-        media,
-        is_plain and is_whole and not others and len(messages) > 0,
-        (estimate_bytes if is_whole else max(estimate_bytes, chat.bytes_total)) + _MESSAGE_BYTES * len(messages),
+        len(messages), text_bytes, wide_bytes, solid_bytes, solid_wide_bytes, walk.media, False, estimate_bytes
     )
 
 

@@ -27,7 +27,8 @@ from router.flow.gate import Gate
 from router.flow.job import Job
 from router.flow.line import BatchLine, LineBounds
 from router.flow.relaying import Relays
-from router.http.parsing import Incoming, parse
+from router.http.head import Head
+from router.http.parsing import parse
 from router.observe.metrics import Metrics
 from router.policy.admission import Admission, AdmissionRules, PoolRules
 from router.policy.demand import Demand, RequestClass
@@ -162,11 +163,8 @@ class Stack:
         self.ids += 1
         raw = json.dumps(body_of(max_tokens=4) if body is None else body).encode()
         path = {Endpoint.CHAT: "/v1/chat/completions", Endpoint.COMPLETIONS: "/v1/completions"}[endpoint]
-        request = parse(
-            Incoming(
-                request_id=f"id-{self.ids}", endpoint=endpoint, path=path, content_type="application/json", body=raw
-            )
-        )
+        head = Head(f"id-{self.ids}", None, frozenset(), {b"content-type": b"application/json"})
+        request = parse(endpoint, path, head, raw)
         return Job(
             place_id=f"p-{self.ids}",
             request=request,

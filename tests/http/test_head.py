@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 from router.config.keys import KeyRing
 from router.config.model import KeyConfig
 from router.http.guard import Guard
-from router.http.head import RequestIds, head_of, presented_key, read_fields
+from router.http.head import HEAD, Head, RequestIds, presented_key, read_fields
 from router.http.routes import INFERENCE_PATHS
 from router.request import RequestRecord
 from tests.config.test_config_keys import key_of
@@ -50,7 +50,7 @@ class State:
     def __init__(self, *keys: KeyConfig) -> None:
         self.keys = KeyRing(keys)
         self.metrics = Noted()
-        self.in_flight = 0
+        self.tasks: set[int] = set()
 
 
 async def ask(
@@ -156,7 +156,7 @@ async def test_the_walk_is_told_whose_call_it_is_and_what_the_head_said() -> Non
 
     posts, _, _ = await ask(State(key_of("a", "sk-right")), headers=headers)
 
-    head = head_of(posts.scopes[0])
+    head: Head = posts.scopes[0][HEAD]
     assert head.request_id == "mine"
     assert [head.text(name) for name in (b"content-type", b"x-router-class", b"x-router-hop")] == [
         "application/json",
@@ -169,7 +169,7 @@ async def test_the_walk_is_told_whose_call_it_is_and_what_the_head_said() -> Non
 
 async def test_a_full_router_refuses_calls_and_still_answers_probes() -> None:
     state = State()
-    state.in_flight = 2
+    state.tasks.update((1, 2))
 
     posts, table, sent = await ask(state)
     _, probed, _ = await ask(state, "/healthz", "GET")

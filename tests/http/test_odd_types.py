@@ -13,7 +13,8 @@ import pytest
 from router.config.model import TokenizerConfig
 from router.errors import ApiError
 from router.flow.outgoing import render_body
-from router.http.parsing import Incoming, parse
+from router.http.head import Head
+from router.http.parsing import parse
 from router.request import Count, Endpoint
 from router.tokens.api import PromptCounter
 from router.tokens.count import build_counter
@@ -168,7 +169,7 @@ async def walked(counter: PromptCounter, endpoint: Endpoint, body: dict[str, Any
     """The body parsed, counted, learned from and written out again: its count, or the status of its refusal."""
     raw = json.dumps(body).encode()
     try:
-        request = parse(Incoming("id", endpoint, "/v1/x", "application/json", raw))
+        request = parse(endpoint, "/v1/x", Head("id", None, frozenset(), {b"content-type": b"application/json"}), raw)
         count = await counter.count(request.prompt, decision_tokens=(1, 100), request_class=request.hint)
         counter.learn(count, 7, request.hint)
         render_body(request, {**request.edits, "model": "other"})

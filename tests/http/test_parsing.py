@@ -15,7 +15,8 @@ from router.http.bodies import (
     PoolingBody,
     ResponsesBody,
 )
-from router.http.parsing import Incoming, parse
+from router.http.head import Head
+from router.http.parsing import parse
 from router.request import (
     PREFIX_MAX_BYTES,
     ChatPrompt,
@@ -49,7 +50,7 @@ FIELDS = [(endpoint, name) for endpoint, body in BODIES.items() for name in body
 
 def read(endpoint: Endpoint, body: bytes | dict[str, Any]) -> ParsedRequest:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse(Incoming("id", endpoint, "/path", "application/json", raw))
+    return parse(endpoint, "/path", Head("id", None, frozenset(), {b"content-type": b"application/json"}), raw)
 
 
 def refused(endpoint: Endpoint, body: bytes | dict[str, Any]) -> ApiError:

@@ -66,13 +66,12 @@ def sized(it: ModelService, words: int, **fields: Any) -> Sized:
 def test_the_shapes_are_those_of_the_configuration_until_an_engine_says_otherwise() -> None:
     it = service()
 
-    before = it.shapes()
+    before = it.shapes
     it.flow.engines["l"].learn_identity(None, None, 32_768)
-    after = it.shapes()
+    after = it.shapes
 
     assert before == Shapes(8_192, 65_536, 4_000)
     assert after == Shapes(8_192, 32_768, 4_000)
-    assert it.shapes() is after
 
 
 def test_a_request_is_classed_by_all_that_it_may_come_to_hold() -> None:

@@ -3,7 +3,7 @@
 import random
 
 from router.policy.demand import RequestClass
-from router.tokens.calibration import COLD_BYTES_PER_TOKEN, WARM_UPDATES, BytesPerToken
+from router.tokens.calibration import COLD_BYTES_PER_TOKEN, FOLD_EVERY, WARM_UPDATES, BytesPerToken
 
 CHAT = RequestClass.CHAT
 
@@ -19,7 +19,7 @@ def test_before_anything_is_known_two_bytes_are_one_token() -> None:
     learned = BytesPerToken()
 
     assert learned.estimate_tokens(1000, CHAT) == 1000 / COLD_BYTES_PER_TOKEN
-    assert not learned.is_warm(CHAT)
+    assert not learned.is_warm
 
 
 def test_steady_traffic_is_estimated_close_to_its_ratio() -> None:
@@ -43,21 +43,35 @@ def test_the_estimate_covers_about_99_of_100_prompts_of_a_skewed_mix() -> None:
 
 def test_misses_widen_the_margin_and_hits_narrow_it_again() -> None:
     learned = _fed([4.0] * 100)
-    calm = learned.safe_bytes_per_token(CHAT)
+    calm = learned.estimate_tokens(4000, CHAT)
 
     learned.learn(2000, 1000, CHAT)
-    alarmed = learned.safe_bytes_per_token(CHAT)
+    alarmed = learned.estimate_tokens(4000, CHAT)
     for _ in range(300):
         learned.learn(4000, 1000, CHAT)
 
-    assert alarmed < calm
-    assert alarmed < learned.safe_bytes_per_token(CHAT) < calm
+    assert alarmed > calm
+    assert alarmed > learned.estimate_tokens(4000, CHAT) > calm
+
+
+def test_hits_are_taken_in_together_and_a_miss_at_once() -> None:
+    learned = _fed([4.0] * WARM_UPDATES)
+    warm = learned.estimate_tokens(4000, CHAT)
+
+    seen: list[int] = []
+    for ratio in [8.0] * FOLD_EVERY + [2.0]:
+        learned.learn(round(1000 * ratio), 1000, CHAT)
+        seen.append(learned.estimate_tokens(4000, CHAT))
+
+    assert seen[: FOLD_EVERY - 1] == [warm] * (FOLD_EVERY - 1)
+    assert seen[FOLD_EVERY - 1] != warm
+    assert seen[FOLD_EVERY] > seen[FOLD_EVERY - 1]
 
 
 def test_a_class_seldom_seen_borrows_from_all_classes() -> None:
     learned = _fed([4.0] * WARM_UPDATES, request_class=None)
 
-    assert learned.is_warm(RequestClass.BATCH)
+    assert learned.is_warm
     assert learned.estimate_tokens(4000, RequestClass.BATCH) == 1000
 
 
@@ -79,6 +93,6 @@ def test_absurd_observations_are_held_in_range_and_empty_ones_ignored() -> None:
     for _ in range(100):
         learned.learn(10**12, 1, CHAT)
 
-    assert learned.safe_bytes_per_token(CHAT) <= 16.0
+    assert learned.estimate_tokens(16_000, CHAT) >= 1000
     assert learned.estimate_tokens(0, CHAT) == 0
     assert learned.estimate_tokens(1, CHAT) == 1

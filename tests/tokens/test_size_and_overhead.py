@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from router.request import ChatPrompt
-from router.tokens.limits import size_of
-from router.tokens.overhead import measure_overhead
+from router.tokens.limits import TextLimits, TextSize, size_of
+from router.tokens.overhead import ChatOverhead, measure_overhead
+from router.tokens.plain import PlainBounds
 from router.tokens.size import WALK_NODES_MAX, chat_size
 from tests.tokens.model_folder import loaded_model
 from tests.tokens.varied_chats import chat_prompt, varied_chats
@@ -19,8 +20,8 @@ def test_a_plain_chat_is_plain_and_weighs_its_texts() -> None:
     size = chat_size(ChatPrompt([{"role": "system", "content": "abc"}, {"role": "user", "content": "  déf "}]))
 
     assert size.is_plain
-    assert size.text.bytes == 3 + 7
-    assert size.solid.bytes == 4
+    assert size.text_bytes == 3 + 7
+    assert size.solid_bytes == 4
     assert size.messages == 2
 
 
@@ -103,10 +104,26 @@ def test_measured_overhead_covers_every_varied_plain_chat(model_folders: dict[st
         except Exception:  # noqa: BLE001 - the strict template raises its own kind of error, which is not the subject
             continue
         size = chat_size(chat)
-        assert size_of(rendered).bytes <= (size.text + tokenizer.overhead.of(size.messages)).bytes
+        assert size_of(rendered).bytes <= size.text_bytes + tokenizer.overhead.of(size.messages).bytes
         checked += 1
 
     assert checked >= 20
+
+
+@pytest.mark.parametrize(("stretch", "shrink", "prefix"), [(1, 1, 0), (3, 9, 0), (2, 1, 1)])
+@pytest.mark.parametrize("longest_token_bytes", [0, 7])
+@pytest.mark.parametrize("content", ["", "plain text", " wide: 人人 "])
+def test_a_plain_chats_bounds_are_those_of_its_texts_and_the_templates_words_together(
+    stretch: int, shrink: int, prefix: int, longest_token_bytes: int, content: str
+) -> None:
+    limits = TextLimits(True, stretch, shrink, prefix, prefix == 1, longest_token_bytes, special_tokens=0)
+    overhead = ChatOverhead(TextSize(10, 3), TextSize(5, 2))
+    chat = ChatPrompt([{"role": "assistant", "content": "é"}, {"role": "user", "content": content}])
+
+    lower, upper = PlainBounds(limits, overhead).of(chat_size(chat))
+
+    assert lower == limits.lower(size_of(content.strip()))
+    assert upper == limits.upper(size_of("é") + size_of(content) + overhead.of(2))
 
 
 @pytest.mark.parametrize(
