@@ -23,8 +23,6 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
-    def now_s(self) -> float:
-        return time.monotonic()
-
-    def unix_s(self) -> float:
-        return time.time()
+    # Asked some eight times a request: the functions themselves, not methods around them.
+    now_s = staticmethod(time.monotonic)
+    unix_s = staticmethod(time.time)
