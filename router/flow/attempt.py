@@ -93,7 +93,7 @@ class ModelFlow:
         prefix: Prefix | None = None
         if job.only is not None:
             job = self._with_pool_of_its_engine(job, record)
-        elif self.config.affinity and job.request.endpoint in _GENERATING and self.gate.has_choice(job.request_class):
+        elif self.config.affinity and job.request.endpoint in _GENERATING and self.gate.has_choice[job.request_class]:
             prefix = prefix_of(job.request.prefix_bytes())
         is_chat = job.request_class is RequestClass.CHAT
         budget = AttemptBudget(self._rules)

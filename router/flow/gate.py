@@ -27,12 +27,14 @@ class NoPlace(Exception):
 
 class Gate:
     """The door of one model. `on_room` is called whenever a batch request may have found room; None where no batch
-    request ever waits. `draw` is the dice, for the `sample` of an `Offer`."""
+    request ever waits. `draw` is the dice, for the `sample` of an `Offer`;
+    `has_choice` says whether it can matter to a request of a class which engine it goes to."""
 
     def __init__(self, admission: Admission, clock: Clock, *, rng: random.Random) -> None:
         self._admission = admission
         self._clock = clock
         self.draw = rng.random
+        self.has_choice = admission.has_choice
         self._held: dict[str, asyncio.Future[Admitted | Refused]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = float("inf")
@@ -78,10 +80,6 @@ class Gate:
 
     def is_serving(self, request_class: RequestClass) -> bool:
         return self._admission.is_serving(request_class)
-
-    def has_choice(self, request_class: RequestClass) -> bool:
-        """Whether it can matter to a request which engine it goes to."""
-        return self._admission.has_choice(request_class)
 
     def may_ever_place(self, offer: Offer) -> bool:
         """Whether any engine that may take this request serves, busy or not."""

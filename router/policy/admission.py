@@ -73,6 +73,8 @@ class Admission:
         chat, batch = (pool.engines if pool is not None else () for pool in (rules.chat, rules.batch))
         self._places = Places(engines, chat, batch)
         self._chat, self._batch = self._places.chat, self._places.batch
+        #: Kept up to date: whether it can matter to a request of a class which engine it goes to.
+        self.has_choice: Mapping[RequestClass, bool] = self._places.has_choice
         self._held: OrderedDict[str, tuple[Offer, float]] = OrderedDict()
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -151,12 +153,6 @@ class Admission:
     ) -> bool:
         """Whether any engine of the pool serves that is not `excluded` and, with `only`, is that one."""
         return bool(self._places.pool(request_class).may_take(excluded, only))
-
-    def has_choice(self, request_class: RequestClass) -> bool:
-        """Whether it can matter to a request which engine it goes to: several of its pool serve. Batch waits, and more
-        may serve by then."""
-        pool = self._places.pool(request_class)
-        return len(pool.serving if request_class is _CHAT else pool.engines) > 1
 
     def retry_after_s(self, request_class: RequestClass, missing_tokens: int, now_s: float, spread: float) -> float:
         """Seconds until `missing_tokens` will have come back to the pool, by its measured drain."""

@@ -91,6 +91,9 @@ class Places:
         self.taken: dict[str, _Place] = {}
         #: When the last pause ends.
         self._paused_until_s = float("-inf")
+        #: Whether it can matter to a request of a class which engine it goes to: several of its pool serve. Batch
+        #: waits, and more may serve by then.
+        self.has_choice = {_CHAT: False, _BATCH: len(batch) > 1}
         for engine in engines.values():
             engine.update_reserve()
 
@@ -152,6 +155,7 @@ class Places:
         state.serving, state.failing = serving, is_failing
         for pool in (self.chat, self.batch):
             pool.serving = tuple([each for each in pool.engines if each.serving])
+        self.has_choice[_CHAT] = len(self.chat.serving) > 1
         self.failing.serving = tuple([each for each in self.chat.engines if each.failing])
 
     def pause(self, engine: str, until_s: float) -> None:
