@@ -118,8 +118,9 @@ class ModelFlow:
             budget.attempts += 1
             record.attempts = budget.attempts
             try:
-                return await self._try_engine(job, lease, record)
+                answer = await self._begin(job, lease, record)
             except AttemptFailed as failed:
+                self._give_up(job, lease, failed)
                 last = failed
                 record.sent_at_s = None
                 hold_until_s = record.arrived_at_s + self._hold_s
@@ -133,6 +134,16 @@ class ModelFlow:
                     excluded |= {lease.engine}
                 if not budget.may_try_again(failed.failure):
                     raise Refusal(failed.error, failed.outcome) from failed
+            except BaseException as error:
+                self._give_up(job, lease, error)
+                raise
+            else:
+                self._targets[lease.engine].answered[0] += 1
+                if record.first_token_at_s is None:
+                    self._watch_for_cut(job, lease, answer)
+                elif self._suspects.deaths:
+                    self._suspects.answered(job)
+                return answer
 
     async def send_light(self, job: Job, record: RequestRecord) -> Answer:
         """A call that touches only an engine's tokenizer: no place, no lease. The batch pool's engines come first:
@@ -206,8 +217,8 @@ class ModelFlow:
 
     # -- one attempt --------------------------------------------------------------------------------------------
 
-    async def _try_engine(self, job: Job, lease: Lease, record: RequestRecord) -> Answer:
-        """One request to one engine. Raises `AttemptFailed`; the lease is then back."""
+    def _begin(self, job: Job, lease: Lease, record: RequestRecord) -> Coroutine[Any, Any, Answer]:
+        """One request to one engine, to be awaited. Raises: `AttemptFailed`; then `_give_up` is due."""
         target, pool = self._targets[lease.engine], self._limits[lease.pool]
         record.engine, record.pool = lease.engine, lease.pool
         if lease.affinity is not None:
@@ -221,27 +232,16 @@ class ModelFlow:
             if job.request_class is RequestClass.BATCH:
                 lease.expect_first_token(_prefill_s(job, target.engine))
         record.note_sent(self._clock.now_s())
-        try:
-            answer = await self._ask(job, target, limits, lease, record)
-        except BaseException as error:
-            self._give_up(job, lease, target.engine, error)
-            raise
-        target.answered[0] += 1
-        if record.first_token_at_s is None:
-            if answer.outcome is Outcome.COMPLETED:
-                answer.on_cut = partial(self._cut_before_token, job, target.engine, answer)
-        elif self._suspects.deaths:
-            self._suspects.answered(job)
-        return answer
+        return self._ask(job, target, limits, lease, record)
 
     def _note_borrowed(self, record: RequestRecord) -> None:
         if ",borrowed" not in record.reason:
             record.reason += ",borrowed"
             self._metrics.borrowed.labels(self.config.name).inc()
 
-    def _give_up(self, job: Job, lease: Lease, engine: Engine, error: BaseException) -> None:
-        """An attempt ended without an answer: failed, or its client left."""
-        result = "left"
+    def _give_up(self, job: Job, lease: Lease, error: BaseException) -> None:
+        """An attempt ended without an answer: failed, or its client left. The lease goes back."""
+        engine, result = self.engines[lease.engine], "left"
         if isinstance(error, AttemptFailed):
             result = error.failure.value
             if error.failure is Failure.LOST:
@@ -249,6 +249,11 @@ class ModelFlow:
             tell(engine, error)
         lease.release()
         self._metrics.attempted(self.config.name, engine.name, result)
+
+    def _watch_for_cut(self, job: Job, lease: Lease, answer: Answer) -> None:
+        """The headers of `answer` have to go out before its first token."""
+        if answer.outcome is Outcome.COMPLETED:
+            answer.on_cut = partial(self._cut_before_token, job, self.engines[lease.engine], answer)
 
     def _cut_before_token(self, job: Job, engine: Engine, answer: Answer) -> None:
         """The upstream failed amid an answer whose headers had to go out before the first token."""
