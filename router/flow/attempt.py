@@ -9,8 +9,9 @@ One `AttemptBudget` covers engines and relays (`policy/retry.py`). Every lease a
 this module until it hands out an `Answer`, then the answer.
 """
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Coroutine, Mapping
+from functools import lru_cache, partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,7 +19,7 @@ from router.clock import Clock
 from router.config.model import ModelConfig, TimeoutConfig
 from router.flow.answer import Answer
 from router.flow.failure import AttemptFailed, tell
-from router.flow.gate import Gate, NoPlace, PlaceRequest
+from router.flow.gate import Gate, NoPlace
 from router.flow.job import Job, Refusal
 from router.flow.lease import Lease
 from router.flow.line import BatchLine, QueueClosed, QueueFull, QueueWaitOver
@@ -28,15 +29,17 @@ from router.flow.refusal import no_place, not_queued
 from router.flow.relaying import Relays
 from router.flow.suspects import Suspects
 from router.observe.metrics import Metrics
+from router.observe.tallies import Cells
 from router.policy.affinity import AffinityResult, Prefix, prefix_of
 from router.policy.classify import Reason
-from router.policy.decision import RefusalCause
+from router.policy.decision import Offer, RefusalCause
 from router.policy.demand import RequestClass
 from router.policy.lanes import prefill_s
 from router.policy.outcome import Outcome
+from router.policy.places import NOBODY
 from router.policy.retry import AttemptBudget, Failure, RetryRules
 from router.queue.store import QueueDown, Ticket
-from router.request import RequestRecord
+from router.request import Endpoint, RequestRecord
 from router.upstream.engine import Engine
 
 #: An engine that said 503 is left alone for this long: shorter than the default hold of chat (0.25 s), so that one that
@@ -46,6 +49,7 @@ _BUSY_PAUSE_S = 0.2
 _BATCH_PAUSE_S = 1.0
 #: A plain answer's first byte comes with its last token: so many seconds more for each token it may have.
 _S_PER_OUTPUT_TOKEN = 0.25
+_GENERATING = frozenset(endpoint for endpoint in Endpoint if endpoint.generates)
 
 
 class ModelFlow:
@@ -71,13 +75,11 @@ class ModelFlow:
         self._suspects = Suspects(engines, clock)
         self._rules = RetryRules(config.attempts_max, config.retry_started)
         chat = config.chat
-        #: Where a prompt's prefix can choose: pools of several engines.
-        self._follows = {
-            request_class: config.affinity
-            and (pool := config.pool(request_class)) is not None
-            and len(pool.engines) > 1
-            for request_class in RequestClass
+        self._targets = {
+            name: _Target(engine, metrics.attempts.cells(config.name, name, "answered"))
+            for name, engine in engines.items()
         }
+        self._limits = {pool.request_class: _Limits(pool.timeouts) for pool in config.pools}
         self._affinity = {result: metrics.affinity.cells(config.name, result.value) for result in AffinityResult}
         self._hold_s = chat.ttft_target_s * chat.hold_ratio if chat is not None else 0.0
 
@@ -86,38 +88,43 @@ class ModelFlow:
 
         Raises: `Refusal`. Cancelled, everything taken is given back.
         """
-        self._suspects.check(job)
-        job = self._with_pool_of_its_engine(job, record)
+        if self._suspects.deaths:
+            self._suspects.check(job)
+        prefix: Prefix | None = None
+        if job.only is not None:
+            job = self._with_pool_of_its_engine(job, record)
+        elif self.config.affinity and job.request.endpoint in _GENERATING and self.gate.has_choice[job.request_class]:
+            prefix = prefix_of(job.request.prefix_bytes())
+        is_chat = job.request_class is RequestClass.CHAT
         budget = AttemptBudget(self._rules)
-        excluded: frozenset[str] = frozenset()
+        excluded = NOBODY
         hold_until_s: float | None = None
         ticket: Ticket | None = None
         last: AttemptFailed | None = None
-        prefix: Prefix | None = None
-        if self._follows[job.request_class] and job.only is None and job.request.endpoint.generates:
-            prefix = prefix_of(job.request.prefix_bytes())
         while True:
-            place = PlaceRequest(job.place_id, job.request_class, job.demand, excluded, job.only, hold_until_s, prefix)
+            draw = self.gate.draw()
+            offer = Offer(job.place_id, job.request_class, job.demand, draw, excluded, job.only, hold_until_s, prefix)
             try:
-                if job.request_class is RequestClass.CHAT:
-                    lease = await self._place_chat(place, record)
+                if is_chat:
+                    lease = self.gate.try_chat(offer) or await self._hold(offer, record)
                 else:
-                    lease, ticket = await self._place_batch(place, ticket, record)
+                    lease, ticket = await self._place_batch(offer, ticket, record)
                     self._check_again(job, lease)
-            except Refusal as refusal:
+            except (NoPlace, Refusal) as none:
+                refusal = no_place(none, self.config.name, job.request_class) if isinstance(none, NoPlace) else none
                 if last is not None and (refusal.outcome is Outcome.REFUSED_NO_ENGINE or last.failure.can_have_started):
                     refusal = Refusal(last.error, last.outcome)
                 return await self.relays.send(job, record, budget, refusal)
-            self._note_place(lease, record)
-            budget.begin()
+            budget.attempts += 1
             record.attempts = budget.attempts
             try:
-                return await self._try_engine(job, lease, record)
+                answer = await self._begin(job, lease, record)
             except AttemptFailed as failed:
+                self._give_up(job, lease, failed)
                 last = failed
                 record.sent_at_s = None
                 hold_until_s = record.arrived_at_s + self._hold_s
-                if job.request_class is RequestClass.BATCH and failed.failure.passes:
+                if not is_chat and failed.failure.passes:
                     # It costs batch time, which it has, not attempts; the queue's longest wait bounds it.
                     self.gate.pause(lease.engine, _BATCH_PAUSE_S)
                     budget.forgive()
@@ -127,6 +134,16 @@ class ModelFlow:
                     excluded |= {lease.engine}
                 if not budget.may_try_again(failed.failure):
                     raise Refusal(failed.error, failed.outcome) from failed
+            except BaseException as error:
+                self._give_up(job, lease, error)
+                raise
+            else:
+                self._targets[lease.engine].answered[0] += 1
+                if record.first_token_at_s is None:
+                    self._watch_for_cut(job, lease, answer)
+                elif self._suspects.deaths:
+                    self._suspects.answered(job)
+                return answer
 
     async def send_light(self, job: Job, record: RequestRecord) -> Answer:
         """A call that touches only an engine's tokenizer: no place, no lease. The batch pool's engines come first:
@@ -144,7 +161,7 @@ class ModelFlow:
             record.attempts += 1
             record.note_sent(self._clock.now_s())
             try:
-                return await self._ask(job, engine, self.config.pools[0].timeouts, None, record)
+                return await self._ask(job, self._targets[name], self.config.pools[0].timeouts, None, record)
             except AttemptFailed as failed:
                 tell(engine, failed)
                 refusal = Refusal(failed.error, failed.outcome)
@@ -163,38 +180,29 @@ class ModelFlow:
         record.request_class, record.reason = RequestClass.CHAT, Reason.PINNED.value
         return replace(job, request_class=RequestClass.CHAT)
 
-    async def _place_chat(self, place: PlaceRequest, record: RequestRecord) -> Lease:
+    async def _hold(self, offer: Offer, record: RequestRecord) -> Lease:
+        """The place that chat gets which found none at once. Raises: `NoPlace`."""
+        held_at_s = self._clock.now_s()
         try:
-            lease = self.gate.try_chat(place)
-            if lease is not None:
-                return lease
-            held_at_s = self._clock.now_s()
-            try:
-                return await self.gate.hold(place)
-            finally:
-                record.hold_wait_s += self._clock.now_s() - held_at_s
-        except NoPlace as none:
-            raise no_place(none, self.config.name, place.request_class) from None
+            return await self.gate.hold(offer)
+        finally:
+            record.hold_wait_s += self._clock.now_s() - held_at_s
 
-    async def _place_batch(
-        self, place: PlaceRequest, ticket: Ticket | None, record: RequestRecord
-    ) -> tuple[Lease, Ticket]:
+    async def _place_batch(self, offer: Offer, ticket: Ticket | None, record: RequestRecord) -> tuple[Lease, Ticket]:
         line = self.line
         assert line is not None, "a batch pool has a line"
         asked_at_s = self._clock.now_s()
         try:
-            if ticket is None and not self.gate.may_ever_place(place):
+            if ticket is None and not self.gate.may_ever_place(offer):
                 raise NoPlace(RefusalCause.NO_ENGINE, 10.0)
-            retry_after_s = self.gate.retry_after_s(RequestClass.BATCH, place.demand.kv_tokens)
-            turn = await line.wait(place, place=ticket, age_s=asked_at_s - record.arrived_at_s)
-        except NoPlace as none:
-            raise no_place(none, self.config.name, place.request_class) from None
+            retry_after_s = self.gate.retry_after_s(RequestClass.BATCH, offer.demand.kv_tokens)
+            turn = await line.wait(offer, place=ticket, age_s=asked_at_s - record.arrived_at_s)
         except (QueueFull, QueueDown, QueueClosed, QueueWaitOver) as error:
             if isinstance(error, QueueFull):
                 self._metrics.queue_refusals.labels(self.config.name, error.refusal.value).inc()
             elif isinstance(error, QueueDown):
                 self._metrics.queue_refusals.labels(self.config.name, "down").inc()
-            raise not_queued(error, self.config, place.demand.kv_tokens, retry_after_s) from None
+            raise not_queued(error, self.config, offer.demand.kv_tokens, retry_after_s) from None
         finally:
             record.queue_wait_s += self._clock.now_s() - asked_at_s
         return turn.lease, turn.ticket
@@ -207,48 +215,45 @@ class ModelFlow:
             lease.release()
             raise
 
-    def _note_place(self, lease: Lease, record: RequestRecord) -> None:
-        record.pool = lease.pool.value
-        record.engine = lease.engine
+    # -- one attempt --------------------------------------------------------------------------------------------
+
+    def _begin(self, job: Job, lease: Lease, record: RequestRecord) -> Coroutine[Any, Any, Answer]:
+        """One request to one engine, to be awaited. Raises: `AttemptFailed`; then `_give_up` is due."""
+        target, pool = self._targets[lease.engine], self._limits[lease.pool]
+        record.engine, record.pool = lease.engine, lease.pool
         if lease.affinity is not None:
             self._affinity[lease.affinity][0] += 1
-        if lease.borrowed and ",borrowed" not in record.reason:
+        if lease.borrowed:
+            self._note_borrowed(record)
+        limits = pool.timeouts
+        if not job.request.stream:
+            if job.request.endpoint in _GENERATING:
+                limits = pool.of_plain_answer(job.demand.output_tokens)
+            if job.request_class is RequestClass.BATCH:
+                lease.expect_first_token(_prefill_s(job, target.engine))
+        record.note_sent(self._clock.now_s())
+        return self._ask(job, target, limits, lease, record)
+
+    def _note_borrowed(self, record: RequestRecord) -> None:
+        if ",borrowed" not in record.reason:
             record.reason += ",borrowed"
             self._metrics.borrowed.labels(self.config.name).inc()
 
-    # -- one attempt --------------------------------------------------------------------------------------------
+    def _give_up(self, job: Job, lease: Lease, error: BaseException) -> None:
+        """An attempt ended without an answer: failed, or its client left. The lease goes back."""
+        engine, result = self.engines[lease.engine], "left"
+        if isinstance(error, AttemptFailed):
+            result = error.failure.value
+            if error.failure is Failure.LOST:
+                self._suspects.lost(job, engine)
+            tell(engine, error)
+        lease.release()
+        self._metrics.attempted(self.config.name, engine.name, result)
 
-    async def _try_engine(self, job: Job, lease: Lease, record: RequestRecord) -> Answer:
-        """One request to one engine. Raises `AttemptFailed`; the lease is then back."""
-        engine = self.engines[lease.engine]
-        pool = self.config.chat if lease.pool is RequestClass.CHAT else self.config.batch
-        assert pool is not None, "a lease is of a pool that exists"
-        limits = pool.timeouts
-        if not job.request.stream:
-            limits = first_byte_limits(limits, job)
-            if job.request_class is RequestClass.BATCH:
-                metrics = engine.status.metrics
-                pace = metrics.prefill_s_per_token if metrics is not None else None
-                lease.expect_first_token(prefill_s(job.demand.prompt_tokens, pace))
-        record.note_sent(self._clock.now_s())
-        try:
-            answer = await self._ask(job, engine, limits, lease, record)
-        except BaseException as error:
-            result = "left"
-            if isinstance(error, AttemptFailed):
-                result = error.failure.value
-                if error.failure is Failure.LOST:
-                    self._suspects.lost(job, engine)
-                tell(engine, error)
-            lease.release()
-            self._metrics.attempted(self.config.name, engine.name, result)
-            raise
-        self._metrics.attempted(self.config.name, engine.name, "answered")
-        if record.first_token_at_s is not None:
-            self._suspects.answered(job)
-        elif answer.outcome is Outcome.COMPLETED:
-            answer.on_cut = partial(self._cut_before_token, job, engine, answer)
-        return answer
+    def _watch_for_cut(self, job: Job, lease: Lease, answer: Answer) -> None:
+        """The headers of `answer` have to go out before its first token."""
+        if answer.outcome is Outcome.COMPLETED:
+            answer.on_cut = partial(self._cut_before_token, job, self.engines[lease.engine], answer)
 
     def _cut_before_token(self, job: Job, engine: Engine, answer: Answer) -> None:
         """The upstream failed amid an answer whose headers had to go out before the first token."""
@@ -256,27 +261,56 @@ class ModelFlow:
             self._suspects.lost(job, engine)
         engine.note_request_lost()
 
-    async def _ask(
-        self, job: Job, engine: Engine, limits: TimeoutConfig, lease: Lease | None, record: RequestRecord
-    ) -> Answer:
-        return await ask(
-            engine.upstream,
+    def _ask(
+        self, job: Job, target: "_Target", limits: TimeoutConfig, lease: Lease | None, record: RequestRecord
+    ) -> Coroutine[Any, Any, Answer]:
+        return ask(
+            target.engine.upstream,
             to_engine(job.request, job.headers, served_model_name=self.config.served_model_name, edits=job.edits),
             job.request,
             record,
             self._clock,
-            name=f"Engine {engine.name}",
+            name=target.name,
             limits=limits,
             commit_after_s=self.config.commit_after_s,
             lease=lease,
-            on_output=engine.note_request_ok,
-            on_cut=engine.note_request_lost,
+            on_output=target.on_output,
+            on_cut=target.on_cut,
         )
 
 
-def first_byte_limits(timeouts: TimeoutConfig, job: Job) -> TimeoutConfig:
-    """The limits for this request: a plain answer has its first byte only after its last token."""
-    if job.request.stream or not job.request.endpoint.generates:
-        return timeouts
-    extra_s = job.demand.output_tokens * _S_PER_OUTPUT_TOKEN
-    return TimeoutConfig(timeouts.connect_s, timeouts.first_byte_s + extra_s, timeouts.idle_s)
+class _Target:
+    """An engine, and what every request to it needs. `name` is for errors, `answered` counts its answers."""
+
+    __slots__ = ("answered", "engine", "name", "on_cut", "on_output")
+
+    def __init__(self, engine: Engine, answered: Cells) -> None:
+        self.engine = engine
+        self.name = f"Engine {engine.name}"
+        self.answered = answered
+        self.on_output = engine.note_request_ok
+        self.on_cut = engine.note_request_lost
+
+
+class _Limits:
+    """How long an engine may take for a request of one pool."""
+
+    __slots__ = ("of_plain_answer", "timeouts")
+
+    def __init__(self, timeouts: TimeoutConfig) -> None:
+        self.timeouts = timeouts
+
+        # Kept, since most requests ask for one of few lengths.
+        @lru_cache(maxsize=256)
+        def of_plain_answer(output_tokens: int) -> TimeoutConfig:
+            first_byte_s = timeouts.first_byte_s + output_tokens * _S_PER_OUTPUT_TOKEN
+            return TimeoutConfig(timeouts.connect_s, first_byte_s, timeouts.idle_s)
+
+        #: The limits of an answer that is not streamed: its first byte comes only after its last token.
+        self.of_plain_answer = of_plain_answer
+
+
+def _prefill_s(job: Job, engine: Engine) -> float:
+    """How long the prefill of `job` probably takes."""
+    metrics = engine.status.metrics
+    return prefill_s(job.demand.prompt_tokens, metrics.prefill_s_per_token if metrics is not None else None)

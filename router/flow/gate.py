@@ -1,6 +1,6 @@
 """Where a request gets its place: the asyncio driver of the ledger of one model.
 
-It draws the dice, sets the one timer, wakes who was decided upon, and hands out `Lease`s. It decides nothing itself
+It has the dice, sets the one timer, wakes who was decided upon, and hands out `Lease`s. It decides nothing itself
 (`policy/admission.py` does) and never touches Redis for chat. Every call runs on the event loop; between checking
 and changing state nothing is awaited.
 """
@@ -9,12 +9,9 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from router.clock import Clock
 from router.flow.lease import Lease
 from router.policy.admission import Admission, AdmissionSnapshot
-from router.policy.affinity import Prefix
 from router.policy.decision import Admitted, Decision, Held, Offer, RefusalCause, Refused, Waiting
 from router.policy.demand import Demand, RequestClass
 
@@ -28,68 +25,54 @@ class NoPlace(Exception):
         self.retry_after_s = retry_after_s
 
 
-class PlaceRequest(msgspec.Struct, frozen=True, gc=False):
-    """What the gate is asked for. `excluded`: engines tried already; `only`: the one that can answer. `prefix`: how its
-    prompt begins, where the engine that has it in its cache is to be preferred."""
-
-    request_id: str
-    request_class: RequestClass
-    demand: Demand
-    excluded: frozenset[str] = frozenset()
-    only: str | None = None
-    hold_until_s: float | None = None
-    prefix: Prefix | None = None
-
-
 class Gate:
-    """The door of one model. `on_room` is called whenever a batch request may have found room."""
+    """The door of one model. `on_room` is called whenever a batch request may have found room; None where no batch
+    request ever waits. `draw` is the dice, for the `sample` of an `Offer`;
+    `has_choice` says whether it can matter to a request of a class which engine it goes to."""
 
     def __init__(self, admission: Admission, clock: Clock, *, rng: random.Random) -> None:
         self._admission = admission
         self._clock = clock
-        self._rng = rng
+        self.draw = rng.random
+        self.has_choice = admission.has_choice
         self._held: dict[str, asyncio.Future[Admitted | Refused]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = float("inf")
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_room: Callable[[], None] | None = None
 
     # -- places -------------------------------------------------------------------------------------------------
 
-    async def admit_chat(self, request: PlaceRequest) -> Lease:
+    async def admit_chat(self, offer: Offer) -> Lease:
         """A place for a chat request, at once or after the bounded hold.
 
         Raises: `NoPlace`. Cancelled while held, the request is withdrawn and holds nothing.
         """
-        lease = self.try_chat(request)
-        return lease if lease is not None else await self.hold(request)
+        lease = self.try_chat(offer)
+        return lease if lease is not None else await self.hold(offer)
 
-    def try_chat(self, request: PlaceRequest) -> Lease | None:
+    def try_chat(self, offer: Offer) -> Lease | None:
         """A place for a chat request at once, or None: it is then held, and `hold` must be awaited next, with nothing
         awaited in between.
 
         Raises: `NoPlace`.
         """
-        decision = self._offer(request)
-        if type(decision) is Held:
-            return None
-        assert type(decision) is not Waiting, "only batch waits in a line"
-        return self._lease(decision, request.demand)
+        decision = self._admission.offer(offer, self._clock.now_s())
+        return None if type(decision) is Held else self._lease(decision, offer.demand)
 
-    async def hold(self, request: PlaceRequest) -> Lease:
+    async def hold(self, offer: Offer) -> Lease:
         """The place that a held request gets in the end.
 
         Raises: `NoPlace`. Cancelled, the request is withdrawn and holds nothing.
         """
-        return self._lease(await self._wait_held(request.request_id), request.demand)
+        return self._lease(await self._wait_held(offer.request_id), offer.demand)
 
-    def try_batch(self, request: PlaceRequest) -> Lease | None:
+    def try_batch(self, offer: Offer) -> Lease | None:
         """A place for a batch request now, or None.
 
         Raises: `NoPlace` where the engines that may take it are gone.
         """
-        decision = self._offer(request)
-        assert type(decision) is not Held, "only chat is held"
-        return None if type(decision) is Waiting else self._lease(decision, request.demand)
+        decision = self._admission.offer(offer, self._clock.now_s())
+        return None if type(decision) is Waiting else self._lease(decision, offer.demand)
 
     def room_tokens(self) -> int:
         """The largest batch demand that could start now."""
@@ -98,43 +81,46 @@ class Gate:
     def is_serving(self, request_class: RequestClass) -> bool:
         return self._admission.is_serving(request_class)
 
-    def may_ever_place(self, request: PlaceRequest) -> bool:
+    def may_ever_place(self, offer: Offer) -> bool:
         """Whether any engine that may take this request serves, busy or not."""
-        return self._admission.is_serving(request.request_class, excluded=request.excluded, only=request.only)
+        return self._admission.is_serving(offer.request_class, excluded=offer.excluded, only=offer.only)
 
     def retry_after_s(self, request_class: RequestClass, missing_tokens: int) -> float:
         """When `missing_tokens` will have come back, by the measured drain, spread so that clients do not return
         together."""
-        return self._admission.retry_after_s(request_class, missing_tokens, self._clock.now_s(), self._rng.random())
+        return self._admission.retry_after_s(request_class, missing_tokens, self._clock.now_s(), self.draw())
 
     # -- what leases report -------------------------------------------------------------------------------------
 
     def first_token(self, request_id: str) -> None:
-        self._carry_out(self._admission.first_token(request_id, self._clock.now_s()))
-        self.on_room()
+        decisions = self._admission.first_token(request_id, self._clock.now_s())
+        if decisions:
+            self._carry_out(decisions)
+        if self.on_room is not None:
+            self.on_room()
 
     def prefill_over(self, request_id: str) -> None:
-        self._carry_out(self._admission.prefill_over(request_id, self._clock.now_s()))
-        self.on_room()
+        self._make_known(self._admission.prefill_over(request_id, self._clock.now_s()))
 
     def true_up(self, request_id: str, demand: Demand) -> None:
         self._carry_out(self._admission.true_up(request_id, demand, self._clock.now_s()))
 
     def release(self, request_id: str) -> None:
-        self._carry_out(self._admission.finish(request_id, self._clock.now_s()))
-        self.on_room()
+        decisions = self._admission.finish(request_id, self._clock.now_s())
+        if decisions:
+            self._carry_out(decisions)
+        if self.on_room is not None:
+            self.on_room()
 
     # -- engines ------------------------------------------------------------------------------------------------
 
     def set_serving(self, engine: str, serving: bool, *, is_failing: bool = False) -> None:
         now_s = self._clock.now_s()
-        self._carry_out(self._admission.set_serving(engine, serving, now_s, is_failing=is_failing))
-        self.on_room()
+        self._make_known(self._admission.set_serving(engine, serving, now_s, is_failing=is_failing))
 
     def resize(self, engine: str, capacity_tokens: int, block_size_tokens: int) -> None:
         now_s = self._clock.now_s()
-        self._carry_out(self._admission.resize(engine, capacity_tokens, block_size_tokens, now_s))
-        self.on_room()
+        self._make_known(self._admission.resize(engine, capacity_tokens, block_size_tokens, now_s))
 
     def pause(self, engine: str, seconds: float) -> None:
         """The engine said it is busy."""
@@ -153,21 +139,6 @@ class Gate:
 
     # -- driving ------------------------------------------------------------------------------------------------
 
-    def _offer(self, request: PlaceRequest) -> Decision:
-        draw = self._rng.random
-        offer = Offer(
-            request.request_id,
-            request.request_class,
-            request.demand,
-            draw(),
-            draw(),
-            request.excluded,
-            request.only,
-            request.hold_until_s,
-            request.prefix,
-        )
-        return self._admission.offer(offer, self._clock.now_s())
-
     async def _wait_held(self, request_id: str) -> Admitted | Refused:
         future: asyncio.Future[Admitted | Refused] = asyncio.get_running_loop().create_future()
         self._held[request_id] = future
@@ -180,6 +151,12 @@ class Gate:
             raise
         finally:
             self._held.pop(request_id, None)
+
+    def _make_known(self, decisions: Sequence[Decision]) -> None:
+        """Room was made: to the held ones it went to, and to batch."""
+        self._carry_out(decisions)
+        if self.on_room is not None:
+            self.on_room()
 
     def _carry_out(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -206,6 +183,8 @@ class Gate:
     def _lease(self, decision: Decision, demand: Demand) -> Lease:
         """Raises: `NoPlace` where the decision is none."""
         if type(decision) is Admitted:
-            return Lease(self, decision, demand)
+            return Lease(
+                decision.engine, decision.pool, decision.borrowed, decision.affinity, demand, self, decision.request_id
+            )
         assert type(decision) is Refused, "a request that waits has no lease yet"
         raise NoPlace(decision.cause, decision.retry_after_s)

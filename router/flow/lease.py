@@ -7,10 +7,11 @@ idempotent, so that no cancellation can lose it.
 import asyncio
 from typing import Protocol
 
+import msgspec
 from msgspec.structs import replace
 
-from router.policy.decision import Admitted
-from router.policy.demand import Demand
+from router.policy.affinity import AffinityResult
+from router.policy.demand import Demand, RequestClass
 
 #: A request without a cap is charged again each time it has outgrown its reserve by this many tokens.
 _GROWTH_STEP_TOKENS = 64
@@ -28,61 +29,46 @@ class LeaseHolder(Protocol):
     def release(self, request_id: str) -> None: ...
 
 
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """A place on `engine`, out of `pool`; `borrowed` where that is not the pool of its class; `affinity` is what
     came of its prompt's prefix."""
 
-    __slots__ = (
-        "_grows_at_tokens",
-        "_holder",
-        "_id",
-        "_open",
-        "_timer",
-        "affinity",
-        "borrowed",
-        "demand",
-        "engine",
-        "pool",
-    )
-
-    def __init__(self, holder: LeaseHolder, admitted: Admitted, demand: Demand) -> None:
-        self.engine = admitted.engine
-        self.pool = admitted.pool
-        self.borrowed = admitted.borrowed
-        self.affinity = admitted.affinity
-        self.demand = demand
-        self._holder = holder
-        self._id = admitted.request_id
-        self._open = True
-        self._timer: asyncio.TimerHandle | None = None
-        self._grows_at_tokens = demand.output_tokens * demand.sequences
+    engine: str
+    pool: RequestClass
+    borrowed: bool
+    affinity: AffinityResult | None
+    demand: Demand
+    holder: LeaseHolder
+    request_id: str
+    is_open: bool = True
+    timer: asyncio.TimerHandle | None = None
 
     def first_token(self) -> None:
         """Prefill is over. Only the first call counts."""
-        if self._open:
-            self._holder.first_token(self._id)
+        if self.is_open:
+            self.holder.first_token(self.request_id)
 
     def expect_first_token(self, after_s: float) -> None:
         """Take the prefill for over in `after_s` seconds, for an answer that will not show its first token."""
-        if self._open and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(after_s, self._prefill_over)
+        if self.is_open and self.timer is None:
+            self.timer = asyncio.get_running_loop().call_later(after_s, self._prefill_over)
 
     def _prefill_over(self) -> None:
-        if self._open:
-            self._holder.prefill_over(self._id)
+        if self.is_open:
+            self.holder.prefill_over(self.request_id)
 
     def produced(self, tokens: int) -> None:
         """`tokens` of output so far, over all sequences. Cheap; only an answer that outgrew its reserve is charged."""
-        if tokens > self._grows_at_tokens and self._open:
-            per_sequence = -(-tokens // self.demand.sequences) + _GROWTH_STEP_TOKENS
-            self.demand = replace(self.demand, output_tokens=per_sequence)
-            self._grows_at_tokens = per_sequence * self.demand.sequences
-            self._holder.true_up(self._id, self.demand)
+        demand = self.demand
+        if tokens > demand.output_tokens * demand.sequences and self.is_open:
+            per_sequence = -(-tokens // demand.sequences) + _GROWTH_STEP_TOKENS
+            self.demand = replace(demand, output_tokens=per_sequence)
+            self.holder.true_up(self.request_id, self.demand)
 
     def release(self) -> None:
         """Give everything back."""
-        if self._open:
-            self._open = False
-            if self._timer is not None:
-                self._timer.cancel()
-            self._holder.release(self._id)
+        if self.is_open:
+            self.is_open = False
+            if self.timer is not None:
+                self.timer.cancel()
+            self.holder.release(self.request_id)

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from router.clock import Clock
-from router.flow.gate import Gate, NoPlace, PlaceRequest
+from router.flow.gate import Gate, NoPlace
 from router.flow.lease import Lease
+from router.policy.decision import Offer
 from router.queue.limits import TOKENS_MAX
 from router.queue.store import EnqueueRefusal, QueueDown, QueueStats, QueueStore, Ticket
 
@@ -62,7 +63,7 @@ class LineBounds:
 @dataclass(slots=True)
 class _Waiter:
     ticket: Ticket
-    request: PlaceRequest
+    offer: Offer
     future: asyncio.Future[Lease]
 
 
@@ -104,20 +105,18 @@ class BatchLine:
         """Whether the store answered last time."""
         return not self._is_down
 
-    async def wait(
-        self, request: PlaceRequest, *, priority: int = 0, place: Ticket | None = None, age_s: float = 0.0
-    ) -> "Turn":
+    async def wait(self, offer: Offer, *, priority: int = 0, place: Ticket | None = None, age_s: float = 0.0) -> "Turn":
         """Stand in line until there is a place. `place`: the ticket of an earlier turn, to stand where it stood.
         `age_s`: how long ago the request came; the longest wait counts from then.
 
         Raises: `QueueFull`, `QueueDown`, `QueueWaitOver`, `QueueClosed`, `NoPlace`. Cancelled, ticket and place are
         given back.
         """
-        tokens = min(max(1, request.demand.kv_tokens), TOKENS_MAX)
-        ticket = place or Ticket(request.request_id, self._owner, tokens, priority)
+        tokens = min(max(1, offer.demand.kv_tokens), TOKENS_MAX)
+        ticket = place or Ticket(offer.request_id, self._owner, tokens, priority)
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         # Known to the pump before the store knows the ticket: it may be claimed before we hear that it was taken.
-        waiter = self._waiters[ticket.id] = _Waiter(ticket, request, future)
+        waiter = self._waiters[ticket.id] = _Waiter(ticket, offer, future)
         self._leaving.discard(ticket.id)
         try:
             async with asyncio.timeout(max(0.0, self._bounds.wait_max_s - age_s)):
@@ -243,7 +242,7 @@ class BatchLine:
         if waiter is None or waiter.future.done():
             return True
         try:
-            lease = self._gate.try_batch(waiter.request)
+            lease = self._gate.try_batch(waiter.offer)
         except NoPlace as none:
             waiter.future.set_exception(none)
             return True

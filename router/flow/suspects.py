@@ -7,7 +7,7 @@ in quarantine. While no engine was lost lately it costs one look.
 import hashlib
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 
 from router.clock import Clock
 from router.errors import ApiError
@@ -29,12 +29,14 @@ class Suspects:
         self._quarantine = Quarantine()
         #: Hashes are of no use to anybody else, and two prompts cannot be made to share one.
         self._key = secrets.token_bytes(32)
+        #: While it is empty, there is nothing to check and nothing to clear.
+        self.deaths: Sized = self._quarantine.deaths
         for engine in engines.values():
             engine.watch(self._on_change)
 
     def check(self, job: Job) -> None:
         """Raises: `Refusal` where the prompt of `job` is in quarantine."""
-        if not self._quarantine:
+        if not self.deaths:
             return
         now_s = self._clock.now_s()
         token_at_s = {
@@ -53,11 +55,11 @@ class Suspects:
 
     def answered(self, job: Job) -> None:
         """The first token of `job` is here."""
-        if self._quarantine:
+        if self.deaths:
             self._quarantine.cleared(self._hash(job))
 
     def _on_change(self, engine: Engine) -> None:
-        if self._quarantine and engine.status.state is EngineState.DOWN:
+        if self.deaths and engine.status.state is EngineState.DOWN:
             self._quarantine.died(engine.name, self._clock.now_s())
 
     def _hash(self, job: Job) -> bytes:

@@ -73,20 +73,25 @@ class Admission:
         chat, batch = (pool.engines if pool is not None else () for pool in (rules.chat, rules.batch))
         self._places = Places(engines, chat, batch)
         self._chat, self._batch = self._places.chat, self._places.batch
+        #: Kept up to date: whether it can matter to a request of a class which engine it goes to.
+        self.has_choice: Mapping[RequestClass, bool] = self._places.has_choice
         self._held: OrderedDict[str, tuple[Offer, float]] = OrderedDict()
 
     # -- requests -----------------------------------------------------------------------------------------------
 
     def offer(self, offer: Offer, now_s: float) -> Decision:
         """A request asks for a place; the one decision about it comes back."""
-        assert offer.request_id not in self._places, "a request has one place at a time"
+        assert offer.request_id not in self._places.taken, "a request has one place at a time"
         assert offer.request_id not in self._held, "a request is held once"
-        return self._offer_chat(offer, now_s) if offer.request_class is _CHAT else self._offer_batch(offer, now_s)
+        if offer.request_class is not _CHAT:
+            return self._offer_batch(offer, now_s)
+        awaited = self._awaited() if self._held else NOBODY
+        return self._places.give(offer, self._chat, now_s, awaited) or self._hold_or_refuse(offer, now_s)
 
     def first_token(self, request_id: str, now_s: float) -> Sequence[Decision]:
         """A token was seen: prefill is over, a lane came free."""
         is_news = self._places.first_token(request_id, now_s)
-        return self._serve_held(now_s) if is_news and self._held else _NOTHING
+        return self._serve_held(now_s) if self._held and is_news else _NOTHING
 
     def prefill_over(self, request_id: str, now_s: float) -> Sequence[Decision]:
         """Prefill is probably over, though no token was seen: the lane is free all the same."""
@@ -162,13 +167,11 @@ class Admission:
 
     # -- chat ---------------------------------------------------------------------------------------------------
 
-    def _offer_chat(self, offer: Offer, now_s: float) -> Decision:
+    def _hold_or_refuse(self, offer: Offer, now_s: float) -> Decision:
+        """The chat pool has no place for it now."""
         rules = self._rules.chat
         if rules is None or not self._chat.may_take(offer.excluded, offer.only):
             return self._last_resort(offer, now_s)
-        admitted = self._places.give(offer, self._chat, now_s, avoiding=self._awaited() if self._held else NOBODY)
-        if admitted is not None:
-            return admitted
         until_s = offer.hold_until_s if offer.hold_until_s is not None else now_s + rules.hold_s
         if len(self._held) >= rules.hold_max_requests or until_s <= now_s:
             return self._last_resort(offer, now_s)
@@ -213,7 +216,7 @@ class Admission:
         for offer, _ in tuple(self._held.values()):
             if awaited >= serving:
                 break
-            admitted = self._places.give(offer, self._chat, now_s, avoiding=awaited)
+            admitted = self._places.give(offer, self._chat, now_s, awaited)
             if admitted is None:
                 awaited |= _names(self._chat.may_take(offer.excluded, offer.only))
             else:
@@ -235,7 +238,7 @@ class Admission:
 
     def _refused(self, offer: Offer, cause: RefusalCause, ahead_tokens: int, now_s: float) -> Refused:
         missing = offer.demand.kv_tokens + ahead_tokens
-        retry_after_s = self.retry_after_s(offer.request_class, missing, now_s, offer.spread)
+        retry_after_s = self.retry_after_s(offer.request_class, missing, now_s, offer.sample)
         return Refused(offer.request_id, cause, retry_after_s)
 
 

@@ -71,7 +71,9 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
 
 def prefix_of(beginning: bytes) -> Prefix:
     """The marks of `beginning`, the first bytes of a prompt; what is beyond 64 KiB is not looked at."""
-    size = min(len(beginning), PREFIX_MAX_BYTES)
+    size = len(beginning)
+    if size > PREFIX_MAX_BYTES:
+        size = PREFIX_MAX_BYTES
     marks: list[int] = []
     start = mark = 0
     for end in BOUNDS_BYTES:
@@ -106,7 +108,9 @@ class Affinity:
     def find(self, prefix: Prefix, now_s: float) -> tuple[str, float] | None:
         """The engine that has the most of `prefix`, and the share of it (0..1) that it has."""
         marks = prefix.marks
-        for index in range(len(marks) - 1, -1, -1):
+        index = len(marks)
+        while index > 0:
+            index -= 1
             found = self._engines.get(marks[index])
             if found is not None and now_s - found[1] <= self._age_max_s:
                 return found[0], BOUNDS_BYTES[index] / prefix.size_bytes

@@ -16,16 +16,15 @@ class RefusalCause(StrEnum):
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """One request at the door. `sample` and `spread` are random in [0, 1), drawn by the driver: the policy has no
-    dice. `excluded`: engines already tried. `only`: the one engine that can answer it. `hold_until_s`: end of a hold
-    begun earlier, so that attempts share one. `prefix`: how the prompt begins, where an engine that has it in its cache
-    is to be preferred."""
+    """One request at the door. `sample` is random in [0, 1), drawn by the driver: the policy has no dice. It chooses
+    two of several engines; for one that is refused, it spreads the return. `excluded`: engines already tried. `only`:
+    the one engine that can answer it. `hold_until_s`: end of a hold begun earlier, so that attempts share one.
+    `prefix`: how the prompt begins, where an engine that has it in its cache is to be preferred."""
 
     request_id: str
     request_class: RequestClass
     demand: Demand
     sample: float = 0.0
-    spread: float = 0.0
     excluded: frozenset[str] = frozenset()
     only: str | None = None
     hold_until_s: float | None = None

@@ -20,6 +20,7 @@ from router.policy.demand import Demand, RequestClass
 
 #: Room answer for an engine that would take a request of any size.
 UNBOUNDED_TOKENS = 2**62
+_UNBOUNDED_LANES = 2**62
 _BATCH = RequestClass.BATCH
 
 
@@ -77,7 +78,12 @@ class LedgerSnapshot:
         return sum(holding.seats for holding in self.held.values())
 
 
-class _Sum(msgspec.Struct, gc=False):
+class _Account(msgspec.Struct, gc=False):
+    """What a class may hold here, and holds. One that may not run here has no seats."""
+
+    max_num_seqs: int
+    prefill_lanes: int
+    budget_tokens: int = 0
     requests: int = 0
     seats: int = 0
     tokens: int = 0
@@ -85,7 +91,7 @@ class _Sum(msgspec.Struct, gc=False):
 
 
 class _Entry(msgspec.Struct, gc=False):
-    held: _Sum
+    account: _Account
     seats: int
     tokens: int
     in_prefill: bool = True
@@ -93,82 +99,104 @@ class _Entry(msgspec.Struct, gc=False):
 
 class Ledger:
     """The account of one engine. Tokens are KV tokens; `block_size_tokens` rounds every sequence up as the engine
-    does (vLLM hands out KV in blocks)."""
+    does (vLLM hands out KV in blocks). `load_ratio` is the committed share of the capacity, above 1 while an oversized
+    request runs alone.
+
+    What an offer is compared with is worked out when it changes, not when it is asked for.
+    """
 
     __slots__ = (
-        *("_committed_tokens", "_entries", "_seats", "_sums", "block_size_tokens", "capacity_tokens"),
-        *("chat_reserve_tokens", "limits"),
+        *("_accounts", "_committed_tokens", "_entries", "_max_num_seqs", "_rounding_tokens", "_seats", "_whole_tokens"),
+        *("capacity_tokens", "chat_reserve_tokens", "limits", "load_ratio"),
     )
 
     def __init__(
         self, capacity_tokens: int, limits: EngineLimits, block_size_tokens: int = 1, chat_reserve_tokens: int = 0
     ) -> None:
-        self.capacity_tokens = capacity_tokens
         self.limits = limits
-        self.block_size_tokens = block_size_tokens
         self.chat_reserve_tokens = chat_reserve_tokens
+        self._accounts = {request_class: _account(limits.classes.get(request_class)) for request_class in RequestClass}
         self._entries: dict[str, _Entry] = {}
-        self._sums = {request_class: _Sum() for request_class in RequestClass}
+        self._max_num_seqs = limits.max_num_seqs
         self._committed_tokens = 0
         self._seats = 0
+        self.resize(capacity_tokens, block_size_tokens)
+
+    def resize(self, capacity_tokens: int, block_size_tokens: int = 1) -> None:
+        """The engine has `capacity_tokens`. A smaller capacity takes nothing back."""
+        self.capacity_tokens = capacity_tokens
+        #: What a sequence may be charged above its tokens.
+        self._rounding_tokens = block_size_tokens - 1
+        #: What loads are shares of.
+        self._whole_tokens = max(1, capacity_tokens)
+        self.load_ratio = self._committed_tokens / self._whole_tokens
+        for request_class, limits in self.limits.classes.items():
+            self._accounts[request_class].budget_tokens = int(capacity_tokens * limits.kv_share_ratio)
+        self.reserve_for_chat(self.chat_reserve_tokens)
+
+    def reserve_for_chat(self, tokens: int) -> None:
+        """Batch may hold no more than the capacity without `tokens`."""
+        self.chat_reserve_tokens = tokens
+        limits = self.limits.classes.get(_BATCH)
+        if limits is not None:
+            share = int(self.capacity_tokens * limits.kv_share_ratio)
+            self._accounts[_BATCH].budget_tokens = max(0, min(share, self.capacity_tokens - tokens))
 
     def budget_tokens(self, request_class: RequestClass) -> int:
         """What `request_class` may hold here in all."""
-        limits = self.limits.classes.get(request_class)
-        return 0 if limits is None else self._budget_tokens(request_class, limits)
-
-    def _budget_tokens(self, request_class: RequestClass, limits: ClassLimits) -> int:
-        share = int(self.capacity_tokens * limits.kv_share_ratio)
-        if request_class is _BATCH:
-            return max(0, min(share, self.capacity_tokens - self.chat_reserve_tokens))
-        return share
+        return self._accounts[request_class].budget_tokens
 
     def cost_tokens(self, demand: Demand) -> int:
         """What `demand` is charged here: its KV tokens, each sequence rounded up to whole blocks."""
-        return demand.kv_tokens + demand.sequences * (self.block_size_tokens - 1)
+        return demand.kv_tokens + demand.sequences * self._rounding_tokens
 
     def shortage(self, request_class: RequestClass, demand: Demand) -> Shortage | None:
         """Why `demand` cannot start now, or None if it can."""
-        limits = self.limits.classes.get(request_class)
-        if limits is None:
+        if request_class not in self.limits.classes:
             return Shortage.CLASS
-        held = self._sums[request_class]
-        if limits.prefill_lanes is not None and held.in_prefill >= limits.prefill_lanes:
+        account = self._accounts[request_class]
+        if account.in_prefill >= account.prefill_lanes:
             return Shortage.LANE
-        if not self._seats_suffice(held, limits, demand.sequences):
+        if not self._seats_suffice(account, demand.sequences):
             return Shortage.SEATS
-        if self.cost_tokens(demand) > self._free_tokens(request_class, held, limits):
+        if self.cost_tokens(demand) > self._free_tokens(account):
             return Shortage.TOKENS
         return None
 
     def room_tokens(self, request_class: RequestClass) -> int:
         """The largest cost that could start now by tokens and lanes; `UNBOUNDED_TOKENS` on an empty engine, since a
         request larger than the budget runs alone."""
-        limits = self.limits.classes.get(request_class)
-        if limits is None:
+        account = self._accounts[request_class]
+        if account.in_prefill >= account.prefill_lanes:
             return 0
-        held = self._sums[request_class]
-        if limits.prefill_lanes is not None and held.in_prefill >= limits.prefill_lanes:
+        if account.seats >= account.max_num_seqs or self._seats >= self._max_num_seqs:
             return 0
-        if held.seats >= limits.max_num_seqs or self._seats >= self.limits.max_num_seqs:
-            return 0
-        return self._free_tokens(request_class, held, limits)
+        return self._free_tokens(account)
 
     def offer(self, request_id: str, request_class: RequestClass, demand: Demand) -> Shortage | None:
         """Commit `demand` if it can start now. `request_id` must not be here already."""
         assert request_id not in self._entries, "a request is offered to an engine once"
-        missing = self.shortage(request_class, demand)
-        if missing is not None:
-            return missing
-        tokens, seats = self.cost_tokens(demand), demand.sequences
-        held = self._sums[request_class]
-        self._entries[request_id] = _Entry(held, seats, tokens)
-        held.requests += 1
-        held.seats += seats
-        held.in_prefill += 1
-        held.tokens += tokens
+        account, seats = self._accounts[request_class], demand.sequences
+        tokens = demand.kv_tokens + seats * self._rounding_tokens
+        if (
+            self._committed_tokens + tokens > self.capacity_tokens
+            or account.tokens + tokens > account.budget_tokens
+            or self._seats + seats > self._max_num_seqs
+            or account.seats + seats > account.max_num_seqs
+            or account.in_prefill >= account.prefill_lanes
+        ):
+            # It does not fit beside the others. It may still run alone.
+            missing = self.shortage(request_class, demand)
+            if missing is not None:
+                return missing
+        self._entries[request_id] = _Entry(account, seats, tokens)
+        account.requests += 1
+        account.seats += seats
+        account.in_prefill += 1
+        account.tokens += tokens
         self._seats += seats
         self._committed_tokens += tokens
+        self.load_ratio = self._committed_tokens / self._whole_tokens
         return None
 
     def first_token(self, request_id: str) -> bool:
@@ -177,7 +205,7 @@ class Ledger:
         if entry is None or not entry.in_prefill:
             return False
         entry.in_prefill = False
-        entry.held.in_prefill -= 1
+        entry.account.in_prefill -= 1
         return True
 
     def true_up(self, request_id: str, demand: Demand) -> int:
@@ -189,8 +217,9 @@ class Ledger:
         assert demand.sequences == entry.seats, "seats do not change while a request runs"
         change = self.cost_tokens(demand) - entry.tokens
         entry.tokens += change
-        entry.held.tokens += change
+        entry.account.tokens += change
         self._committed_tokens += change
+        self.load_ratio = self._committed_tokens / self._whole_tokens
         return -change
 
     def finish(self, request_id: str) -> int:
@@ -198,45 +227,48 @@ class Ledger:
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return 0
-        held, tokens = entry.held, entry.tokens
-        held.requests -= 1
-        held.seats -= entry.seats
-        held.in_prefill -= entry.in_prefill
-        held.tokens -= tokens
+        account, tokens = entry.account, entry.tokens
+        account.requests -= 1
+        account.seats -= entry.seats
+        account.in_prefill -= entry.in_prefill
+        account.tokens -= tokens
         self._seats -= entry.seats
         self._committed_tokens -= tokens
+        self.load_ratio = self._committed_tokens / self._whole_tokens
         return tokens
 
-    def load_ratio(self) -> float:
-        """Committed share of the capacity; above 1 while an oversized request runs alone."""
-        return self._committed_tokens / max(1, self.capacity_tokens)
-
     def load_ratio_with(self, demand: Demand) -> float:
-        """The same once `demand` were committed here too."""
-        return (self._committed_tokens + self.cost_tokens(demand)) / max(1, self.capacity_tokens)
+        """`load_ratio` once `demand` were committed here too."""
+        return (self._committed_tokens + self.cost_tokens(demand)) / self._whole_tokens
 
     def held_tokens(self, request_class: RequestClass) -> int:
-        return self._sums[request_class].tokens
+        return self._accounts[request_class].tokens
 
     def in_prefill(self, request_class: RequestClass) -> int:
         """Requests of this class before their first token."""
-        return self._sums[request_class].in_prefill
+        return self._accounts[request_class].in_prefill
 
     def snapshot(self) -> LedgerSnapshot:
-        held = {c: Holding(s.requests, s.seats, s.tokens, s.in_prefill) for c, s in self._sums.items()}
-        return LedgerSnapshot(self.capacity_tokens, self.limits.max_num_seqs, self.chat_reserve_tokens, held)
+        held = {c: Holding(a.requests, a.seats, a.tokens, a.in_prefill) for c, a in self._accounts.items()}
+        return LedgerSnapshot(self.capacity_tokens, self._max_num_seqs, self.chat_reserve_tokens, held)
 
-    def _free_tokens(self, request_class: RequestClass, held: _Sum, limits: ClassLimits) -> int:
+    def _free_tokens(self, account: _Account) -> int:
         """What is left by tokens alone; a capacity that shrank leaves nothing."""
         if not self._entries:
             return UNBOUNDED_TOKENS
         free = self.capacity_tokens - self._committed_tokens
-        if held.requests:
-            free = min(free, self._budget_tokens(request_class, limits) - held.tokens)
+        if account.requests:
+            free = min(free, account.budget_tokens - account.tokens)
         return max(0, free)
 
-    def _seats_suffice(self, held: _Sum, limits: ClassLimits, seats: int) -> bool:
-        if held.requests == 0 and (seats > limits.max_num_seqs or seats > self.limits.max_num_seqs):
+    def _seats_suffice(self, account: _Account, seats: int) -> bool:
+        if account.requests == 0 and (seats > account.max_num_seqs or seats > self._max_num_seqs):
             return not self._entries  # more sequences than seats: alone, the engine queues the rest itself
-        in_class = held.seats + seats <= limits.max_num_seqs
-        return in_class and self._seats + seats <= self.limits.max_num_seqs
+        in_class = account.seats + seats <= account.max_num_seqs
+        return in_class and self._seats + seats <= self._max_num_seqs
+
+
+def _account(limits: ClassLimits | None) -> _Account:
+    if limits is None:
+        return _Account(0, 0)
+    return _Account(limits.max_num_seqs, _UNBOUNDED_LANES if limits.prefill_lanes is None else limits.prefill_lanes)

@@ -49,7 +49,7 @@ class EnginePlaces:
 
     def update_reserve(self) -> None:
         if self.reserve is not None:
-            self.ledger.chat_reserve_tokens = self.reserve.tokens(self.ledger.capacity_tokens)
+            self.ledger.reserve_for_chat(self.reserve.tokens(self.ledger.capacity_tokens))
 
 
 @dataclass(slots=True, eq=False)
@@ -87,39 +87,35 @@ class Places:
         self.failing = PoolPlaces(_CHAT, self.chat.engines)
         self._engines = engines
         self._affinity = Affinity()
-        self._taken: dict[str, _Place] = {}
+        #: The requests that have a place, by id.
+        self.taken: dict[str, _Place] = {}
         #: When the last pause ends.
         self._paused_until_s = float("-inf")
+        #: Whether it can matter to a request of a class which engine it goes to: several of its pool serve. Batch
+        #: waits, and more may serve by then.
+        self.has_choice = {_CHAT: False, _BATCH: len(batch) > 1}
         for engine in engines.values():
             engine.update_reserve()
-
-    def __contains__(self, request_id: str) -> bool:
-        """Whether a request has a place."""
-        return request_id in self._taken
 
     def pool(self, request_class: RequestClass) -> PoolPlaces:
         return self.chat if request_class is _CHAT else self.batch
 
     # -- one request --------------------------------------------------------------------------------------------
 
-    def give(
-        self, offer: Offer, pool: PoolPlaces, now_s: float, *, avoiding: frozenset[str] = NOBODY
-    ) -> Admitted | None:
+    def give(self, offer: Offer, pool: PoolPlaces, now_s: float, avoiding: frozenset[str] = NOBODY) -> Admitted | None:
         """Commit `offer` on an engine of `pool` that is not among `avoiding`, if one has room."""
         engines = pool.serving if now_s >= self._paused_until_s else pool.available(now_s)
         if avoiding or offer.excluded or offer.only is not None:
             engines = _allowed(engines, offer.excluded | avoiding, offer.only)
-        if not engines:
-            return None
-        if len(engines) == 1:
-            return self._take(engines[0], offer, pool, now_s)
+        if len(engines) < 2:
+            return self._take(engines[0], offer, pool, now_s) if engines else None
         if offer.prefix is not None and offer.prefix.marks:
             return self._give_near(offer, offer.prefix, engines, pool, now_s)
         return self._choose(offer, engines, pool, now_s)
 
     def first_token(self, request_id: str, now_s: float) -> bool:
         """A token was seen: prefill is over. False if that was known, or the request has no place."""
-        place = self._taken.get(request_id)
+        place = self.taken.get(request_id)
         if place is None:
             return False
         place.engine.sign_at_s = now_s
@@ -130,17 +126,17 @@ class Places:
 
     def prefill_over(self, request_id: str) -> bool:
         """The prefill is taken for over, though no token was seen; the same answer."""
-        place = self._taken.get(request_id)
+        place = self.taken.get(request_id)
         return place is not None and place.engine.ledger.first_token(request_id)
 
     def true_up(self, request_id: str, demand: Demand) -> int:
         """The request holds `demand`; tokens freed (negative: taken)."""
-        place = self._taken.get(request_id)
+        place = self.taken.get(request_id)
         return 0 if place is None else place.engine.ledger.true_up(request_id, demand)
 
     def give_back(self, request_id: str, now_s: float) -> bool:
         """False if the request has no place."""
-        place = self._taken.pop(request_id, None)
+        place = self.taken.pop(request_id, None)
         if place is None:
             return False
         place.engine.waiting -= place.is_waiting
@@ -151,8 +147,7 @@ class Places:
 
     def resize(self, engine: str, capacity_tokens: int, block_size_tokens: int) -> None:
         state = self._engines[engine]
-        state.ledger.capacity_tokens = capacity_tokens
-        state.ledger.block_size_tokens = block_size_tokens
+        state.ledger.resize(capacity_tokens, block_size_tokens)
         state.update_reserve()
 
     def set_serving(self, engine: str, serving: bool, *, is_failing: bool = False) -> None:
@@ -160,6 +155,7 @@ class Places:
         state.serving, state.failing = serving, is_failing
         for pool in (self.chat, self.batch):
             pool.serving = tuple([each for each in pool.engines if each.serving])
+        self.has_choice[_CHAT] = len(self.chat.serving) > 1
         self.failing.serving = tuple([each for each in self.chat.engines if each.failing])
 
     def pause(self, engine: str, until_s: float) -> None:
@@ -188,9 +184,9 @@ class Places:
         drawn, second = two_of(len(engines), offer.sample)
         first, other = engines[drawn], engines[second]
         if first.is_quiet(now_s) or other.is_quiet(now_s):
-            order = sorted(engines, key=lambda engine: (engine.is_quiet(now_s), engine.ledger.load_ratio()))
+            order = sorted(engines, key=lambda engine: (engine.is_quiet(now_s), engine.ledger.load_ratio))
             return self._take_first(order, offer, pool, now_s, affinity)
-        if other.ledger.load_ratio() < first.ledger.load_ratio():
+        if other.ledger.load_ratio < first.ledger.load_ratio:
             first, other = other, first
         admitted = self._take(first, offer, pool, now_s, affinity) or self._take(other, offer, pool, now_s, affinity)
         if admitted is not None or len(engines) == 2:
@@ -217,18 +213,15 @@ class Places:
         self, offer: Offer, prefix: Prefix, engines: tuple[EnginePlaces, ...], pool: PoolPlaces, now_s: float
     ) -> Admitted | None:
         """On the engine that has the most of `prefix`, if its load allows; else as without one."""
+        admitted, otherwise = None, AffinityResult.NONE
         known = self._affinity.find(prefix, now_s)
-        if known is None:
-            admitted = self._choose(offer, engines, pool, now_s, AffinityResult.NONE)
-        else:
+        if known is not None:
             name, share_ratio = known
-            near = self._engines[name]
-            admitted = None
-            is_choice = near in engines and not near.is_quiet(now_s)
-            if is_choice and _may_follow(near, engines, offer, share_ratio):
+            near, otherwise = self._engines[name], AffinityResult.MOVED
+            if near in engines and not near.is_quiet(now_s) and _may_follow(near, engines, offer, share_ratio):
                 admitted = self._take(near, offer, pool, now_s, AffinityResult.HIT)
-            if admitted is None:
-                admitted = self._choose(offer, engines, pool, now_s, AffinityResult.MOVED)
+        if admitted is None:
+            admitted = self._choose(offer, engines, pool, now_s, otherwise)
         if admitted is not None:
             self._affinity.note(prefix, admitted.engine, now_s)
         return admitted
@@ -244,7 +237,7 @@ class Places:
             return None
         if ledger.offer(offer.request_id, request_class, offer.demand) is not None:
             return None
-        self._taken[offer.request_id] = _Place(engine, pool)
+        self.taken[offer.request_id] = _Place(engine, pool)
         if engine.waiting == 0:
             engine.sign_at_s = now_s
         engine.waiting += 1
@@ -262,7 +255,7 @@ def _allowed(engines: tuple[EnginePlaces, ...], excluded: frozenset[str], only: 
 
 
 def _load_ratio(engine: EnginePlaces) -> float:
-    return engine.ledger.load_ratio()
+    return engine.ledger.load_ratio
 
 
 def _may_follow(near: EnginePlaces, engines: tuple[EnginePlaces, ...], offer: Offer, share_ratio: float) -> bool:

@@ -45,23 +45,20 @@ class _Death(msgspec.Struct):
 
 
 class Quarantine:
-    """The memory of one model. Prompts are given as hashes."""
+    """The memory of one model. Prompts are given as hashes. While `deaths` is empty, nothing needs to be hashed or
+    asked."""
 
-    __slots__ = ("_deaths",)
+    __slots__ = ("deaths",)
 
     def __init__(self) -> None:
-        self._deaths: deque[_Death] = deque(maxlen=DEATHS_MAX)
-
-    def __bool__(self) -> bool:
-        """Whether anything is remembered. While nothing is, nothing needs to be hashed or asked."""
-        return bool(self._deaths)
+        self.deaths: deque[_Death] = deque(maxlen=DEATHS_MAX)
 
     def lost(self, prompt: bytes, engine: str, now_s: float) -> None:
         """The connection to `engine` broke before the first token of `prompt`."""
         death = self._latest(engine, now_s)
         if death is None:
             death = _Death(engine, now_s, set())
-            self._deaths.append(death)
+            self.deaths.append(death)
         if len(death.prompts) < PROMPTS_MAX:
             death.prompts.add(prompt)
 
@@ -73,7 +70,7 @@ class Quarantine:
 
     def cleared(self, prompt: bytes) -> None:
         """An engine gave a token to `prompt`."""
-        for death in self._deaths:
+        for death in self.deaths:
             death.prompts.discard(prompt)
 
     def until_s(self, prompt: bytes, now_s: float, token_at_s: Mapping[str, float]) -> float | None:
@@ -82,7 +79,7 @@ class Quarantine:
         self._forget(now_s)
         deaths = [
             death
-            for death in self._deaths
+            for death in self.deaths
             if prompt in death.prompts and (death.is_certain or token_at_s.get(death.engine, _NEVER) <= death.at_s)
         ]
         until_s = now_s
@@ -94,15 +91,16 @@ class Quarantine:
 
     def _latest(self, engine: str, now_s: float) -> _Death | None:
         """The death of `engine` that is under way or has just been."""
-        for death in reversed(self._deaths):
+        for death in reversed(self.deaths):
             if death.engine == engine and now_s - death.at_s <= CONFIRM_S:
                 return death
         return None
 
     def _forget(self, now_s: float) -> None:
-        kept = [death for death in self._deaths if death.prompts and now_s - death.at_s <= _kept_s(death)]
-        if len(kept) < len(self._deaths):
-            self._deaths = deque(kept, maxlen=DEATHS_MAX)
+        kept = [death for death in self.deaths if death.prompts and now_s - death.at_s <= _kept_s(death)]
+        if len(kept) < len(self.deaths):
+            self.deaths.clear()
+            self.deaths.extend(kept)
 
 
 def _kept_s(death: _Death) -> float:

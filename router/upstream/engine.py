@@ -66,6 +66,8 @@ class Engine:
             self._life.state, self._life.reason, self._life.since_s, capacity_tokens=config.capacity_tokens
         )
         self._watchers: list[Callable[[Engine], None]] = []
+        #: Until then tokens of a request are no news.
+        self._is_ok_until_s = float("-inf")
 
     def __repr__(self) -> str:
         return f"<Engine {self.name}: {self._status.state.value}, {self._status.reason}>"
@@ -89,9 +91,7 @@ class Engine:
 
     def note_request_ok(self) -> None:
         """Tokens of a request came out of it. Where nothing was amiss, one in `_OK_EVERY_S` is taken in."""
-        life = self._life
-        last_s = life.last_ok_at_s
-        if last_s is None or life.is_amiss or self._clock.now_s() - last_s >= _OK_EVERY_S:
+        if self._clock.now_s() >= self._is_ok_until_s:
             self.see(LifecycleEvent.REQUEST_OK)
 
     @property
@@ -134,6 +134,8 @@ class Engine:
     def see(self, event: LifecycleEvent, detail: str = "") -> None:
         """Take in one sighting."""
         self._life = life = advance(self._life, event, self._clock.now_s(), detail)
+        ok_at_s = life.last_ok_at_s
+        self._is_ok_until_s = float("-inf") if ok_at_s is None or life.is_amiss else ok_at_s + _OK_EVERY_S
         if life.state is not self._status.state or life.reason != self._status.reason:
             self._set(replace(self._status, state=life.state, reason=life.reason, since_s=life.since_s))
 

@@ -82,7 +82,9 @@ class EventSplitter:
         """
         if self._buffer or self._is_opaque or len(chunk) > self._max_event_bytes:
             return None
-        if not chunk.startswith(b"data:") or not chunk.endswith(b"\n\n") or b"\r" in chunk or _tells(chunk):
+        if not chunk.startswith(b"data:") or not chunk.endswith(b"\n\n") or b"\r" in chunk:
+            return None
+        if _TELLING.search(chunk) is not None and len(_TELLING.findall(chunk)) != chunk.count(_NO_USAGE):
             return None
         if chunk.find(b"\n") == len(chunk) - 2:
             return 1
@@ -181,12 +183,6 @@ class EventSplitter:
         self._is_at_line_start = True
         self._ended_in_bare_cr = False
         self._is_opaque = False
-
-
-def _tells(chunk: bytes) -> bool:
-    if _TELLING.search(chunk) is None:
-        return False
-    return len(_TELLING.findall(chunk)) != chunk.count(_NO_USAGE)
 
 
 def _kind(raw: bytes) -> EventKind:

@@ -9,7 +9,7 @@ It must never know what is done about an answer: retry, relay and metering are d
 
 import json
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -112,7 +112,11 @@ class UsageReader:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
+        #: Anthropic counts what the cache held apart.
+        self._may_be_plain = endpoint != "messages"
         self._usage: Usage | None = None
+        #: A body that came in one piece, or what of it is held where it came in several.
+        self._body = b""
         self._tail = bytearray()
         self._is_cut = False
 
@@ -122,22 +126,47 @@ class UsageReader:
             self._keep(event.raw, TAIL_BYTES)
             self._learn(_last_usage(bytes(self._tail)))
         elif event.kind == "data" and b'"usage"' in event.raw:
-            self._learn(_usage_in(event.data))
+            self._read(event.data)
         return self._usage
 
     def see_body_tail(self, chunk: bytes) -> None:
         """Look at the next piece of a body that is not a stream; `usage` tells the result."""
+        if not self._body and not self._tail and len(chunk) <= BODY_MAX_BYTES:
+            self._body = chunk
+            return
+        if self._body:
+            self._tail += self._body
+            self._body = b""
         self._keep(chunk, TAIL_BYTES if self._is_cut else BODY_MAX_BYTES)
 
     @property
     def usage(self) -> Usage | None:
         """What the answer says it used, or None where it does not say (or not where it can be found)."""
-        if self._usage is None and self._tail:
-            body = bytes(self._tail)
-            found = None if self._is_cut else _usage_in(body)
-            self._learn(_last_usage(body) if found is None else found)
+        if self._usage is None and (self._body or self._tail):
+            body = self._body or bytes(self._tail)
+            if not self._is_cut:
+                self._read(body)
+            if self._usage is None:
+                self._learn(_last_usage(body))
+            self._body = b""
             self._tail.clear()
         return self._usage
+
+    def _read(self, data: bytes) -> None:
+        """A whole event or body."""
+        if self._may_be_plain:
+            try:
+                said = _DECODE_PLAIN(data).usage
+            except _BAD_JSON:
+                pass
+            else:
+                details = said.prompt_tokens_details
+                cached = None if details is None else details.cached_tokens
+                if cached is None and self._usage is not None:
+                    cached = self._usage.cached_tokens
+                self._usage = Usage(said.prompt_tokens, said.completion_tokens, cached)
+                return
+        self._learn(_usage_in(data))
 
     def _keep(self, chunk: bytes, limit_bytes: int) -> None:
         self._tail += chunk[-BODY_MAX_BYTES - 1 :]
@@ -228,6 +257,33 @@ def _has_output(choice: dict[str, Any]) -> bool:
     said = _object(choice.get("delta")) or _object(choice.get("message"))
     said_something = said.get("content") or said.get("tool_calls") or said.get("reasoning")
     return bool(said_something or said.get("reasoning_content") or said.get("refusal") or said.get("audio"))
+
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+class _PlainDetails(msgspec.Struct, gc=False):
+    cached_tokens: _Tokens | None = None
+
+
+class _PlainUsage(msgspec.Struct, gc=False):
+    """The usage that chat and text completions have. Of the other shapes' fields it may have none; it lacks its own
+    where it is theirs."""
+
+    prompt_tokens: _Tokens
+    completion_tokens: _Tokens
+    prompt_tokens_details: _PlainDetails | None = None
+    input_tokens_details: None = None
+    cache_read_input_tokens: None = None
+    cache_creation_input_tokens: None = None
+
+
+class _Plain(msgspec.Struct, gc=False):
+    usage: _PlainUsage
+
+
+#: Nearly every answer is of this shape: read in one step, and what is not falls back on a look at each field.
+_DECODE_PLAIN = msgspec.json.Decoder(_Plain).decode
 
 
 class _Holder(msgspec.Struct, gc=False):

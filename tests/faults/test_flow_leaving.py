@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from router.flow.gate import PlaceRequest
 from router.flow.job import Job
+from router.policy.decision import Offer
 from router.policy.demand import RequestClass
 from router.request import RequestRecord
 from router.sim.faults import FaultKind
@@ -128,9 +128,9 @@ def test_a_client_that_leaves_while_it_is_back_in_line_was_not_sent() -> None:
     run(test())
 
 
-def _place(stack: Stack, request_class: RequestClass = CHAT) -> PlaceRequest:
+def _place(stack: Stack, request_class: RequestClass = CHAT) -> Offer:
     job = stack.job(request_class, tokens=100)
-    return PlaceRequest(job.place_id, job.request_class, job.demand)
+    return Offer(job.place_id, job.request_class, job.demand)
 
 
 def test_a_crowd_of_clients_that_read_a_little_and_leave_takes_nothing_along() -> None:

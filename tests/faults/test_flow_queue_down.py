@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from router.flow import line
-from router.flow.gate import PlaceRequest
 from router.flow.job import Refusal
 from router.flow.lease import Lease
+from router.policy.decision import Offer
 from router.policy.outcome import Outcome
 from router.queue.data_dir import lock_holder
 from router.queue.embedded import EmbeddedValkey
@@ -63,7 +63,7 @@ async def house(directory: Path, **options: Any) -> AsyncIterator[tuple[Stack, V
 def taken(stack: Stack) -> Lease:
     """The one lane of the batch engine."""
     job = stack.job(BATCH)
-    lease = stack.gate.try_batch(PlaceRequest(job.place_id, BATCH, job.demand))
+    lease = stack.gate.try_batch(Offer(job.place_id, BATCH, job.demand))
     assert lease is not None
     return lease
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from router.flow import attempt, line
-from router.flow.gate import PlaceRequest
 from router.flow.job import Refusal
+from router.policy.decision import Offer
 from router.policy.demand import Demand, RequestClass
 from router.policy.outcome import Outcome
 from router.sim.faults import FaultKind, Faults
@@ -315,7 +315,7 @@ def test_what_may_have_started_is_told_so_where_the_other_engine_has_no_room() -
             chat=pool, batch={}, capacity_tokens=100, retry_started=True, chat_settings=settings, relay=sim_relay()
         ) as stack:
             blocker = stack.job(tokens=100)
-            lease = await stack.gate.admit_chat(PlaceRequest("blocker", CHAT, blocker.demand, only="full"))
+            lease = await stack.gate.admit_chat(Offer("blocker", CHAT, blocker.demand, only="full"))
 
             with pytest.raises(Refusal) as refused:
                 await stack.send(stack.job())

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from router.flow.gate import Gate, NoPlace, PlaceRequest
+from router.flow.gate import Gate, NoPlace
 from router.flow.lease import Lease
 from router.policy.admission import Admission, AdmissionRules, PoolRules
-from router.policy.decision import RefusalCause
+from router.policy.decision import Offer, RefusalCause
 from router.policy.demand import Demand, RequestClass
 from router.policy.ledger import ClassLimits, EngineLimits
 from tests.flow.jumping import JumpingLoop, run_on
@@ -36,10 +36,10 @@ class House:
             self.gate.set_serving(name, True)
 
     async def chat(self, name: str, tokens: int = 100, **fields: Any) -> Lease:
-        return await self.gate.admit_chat(PlaceRequest(name, CHAT, Demand(0, 0, tokens), **fields))
+        return await self.gate.admit_chat(Offer(name, CHAT, Demand(0, 0, tokens), **fields))
 
     def batch(self, name: str, tokens: int = 100, **fields: Any) -> Lease | None:
-        return self.gate.try_batch(PlaceRequest(name, BATCH, Demand(0, 0, tokens), **fields))
+        return self.gate.try_batch(Offer(name, BATCH, Demand(0, 0, tokens), **fields))
 
     async def later(self, name: str, tokens: int = 100) -> asyncio.Task[Lease]:
         """A request in a task of its own, held by now."""
@@ -287,8 +287,8 @@ def test_batch_without_room_gets_none_and_without_an_engine_for_it_is_told_so() 
             home.batch("c", 1, only="c")
 
         assert none.value.cause is RefusalCause.NO_ENGINE
-        assert home.gate.may_ever_place(PlaceRequest("d", BATCH, Demand(0, 0, 1), only="l"))
-        assert not home.gate.may_ever_place(PlaceRequest("d", BATCH, Demand(0, 0, 1), excluded=frozenset({"l"})))
+        assert home.gate.may_ever_place(Offer("d", BATCH, Demand(0, 0, 1), only="l"))
+        assert not home.gate.may_ever_place(Offer("d", BATCH, Demand(0, 0, 1), excluded=frozenset({"l"})))
         lease.release()
 
     with_house(test)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from router.flow.gate import Gate, NoPlace, PlaceRequest
+from router.flow.gate import Gate, NoPlace
 from router.flow.lease import Lease
 from router.flow.line import BatchLine, LineBounds, QueueClosed, QueueFull, QueueWaitOver, Turn
 from router.policy.admission import Admission, AdmissionRules, PoolRules
+from router.policy.decision import Offer
 from router.policy.demand import Demand, RequestClass
 from router.policy.ledger import ClassLimits, EngineLimits
 from router.queue.memory import MemoryQueue
@@ -93,7 +94,7 @@ class House:
 
     async def wait(self, name: str, tokens: int = 100, *, priority: int = 0, **fields: Any) -> Turn:
         ticket, age_s = fields.pop("place", None), fields.pop("age_s", 0.0)
-        request = PlaceRequest(name, BATCH, Demand(0, 0, tokens), **fields)
+        request = Offer(name, BATCH, Demand(0, 0, tokens), **fields)
         return await self.line.wait(request, priority=priority, place=ticket, age_s=age_s)
 
     async def later(self, name: str, tokens: int = 100, **fields: Any) -> asyncio.Task[Turn]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from router.flow.gate import PlaceRequest
 from router.flow.job import Refusal
+from router.policy.decision import Offer
 from router.policy.demand import RequestClass
 from router.policy.outcome import Outcome
 from router.sim.faults import FaultKind
@@ -63,7 +63,7 @@ def test_a_full_chat_pool_goes_to_the_relay_and_a_full_queue_too() -> None:
         settings = {"queue_max_requests": 1, "queue_max_tokens": 50}
         async with fresh(relay=sim_relay(), capacity_tokens=100, chat_settings=OFF, batch_settings=settings) as stack:
             leases = [
-                await stack.gate.admit_chat(PlaceRequest(f"full-{number}", CHAT, stack.job(tokens=100).demand))
+                await stack.gate.admit_chat(Offer(f"full-{number}", CHAT, stack.job(tokens=100).demand))
                 for number in range(2)
             ]
 
@@ -114,7 +114,7 @@ def test_batch_for_an_engine_that_is_gone_is_refused_at_once_though_the_pool_is_
     async def test() -> None:
         async with fresh(batch={"l1": sim(), "l2": sim()}) as stack:
             busy = stack.job(BATCH)
-            lease = stack.gate.try_batch(PlaceRequest(busy.place_id, BATCH, busy.demand, only="l2"))
+            lease = stack.gate.try_batch(Offer(busy.place_id, BATCH, busy.demand, only="l2"))
             assert lease is not None
             stack.engines["l1"].drain()
 

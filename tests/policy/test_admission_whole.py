@@ -16,7 +16,7 @@ def test_the_hint_to_come_back_follows_the_measured_drain() -> None:
         home.finish(f"r{number}")
     home.offer("a", CHAT, 100)
 
-    refusals = [home.offer("b", CHAT, 100, spread=spread) for spread in (0.0, 1.0)]
+    refusals = [home.offer("b", CHAT, 100, sample=sample) for sample in (0.0, 1.0)]
     rate = 20 * 100 / 19
 
     waits = [refused.retry_after_s for refused in refusals if isinstance(refused, Refused)]

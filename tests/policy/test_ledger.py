@@ -109,7 +109,7 @@ def test_a_request_larger_than_the_engine_runs_alone() -> None:
 
     assert ledger.shortage(BATCH, demand(1)) is Shortage.TOKENS
     assert ledger.shortage(CHAT, demand(1)) is Shortage.TOKENS
-    assert ledger.load_ratio() == 5.0
+    assert ledger.load_ratio == 5.0
     assert ledger.finish("big") == 5_000
 
 
@@ -186,10 +186,10 @@ def test_a_smaller_capacity_takes_nothing_back_and_a_larger_one_makes_room() -> 
     ledger = shared(1_000)
     ledger.offer("a", CHAT, demand(800))
 
-    ledger.capacity_tokens = 500
+    ledger.resize(500)
     assert ledger.shortage(CHAT, demand(1)) is Shortage.TOKENS
     assert ledger.snapshot().committed_tokens == 800
-    ledger.capacity_tokens = 2_000
+    ledger.resize(2_000)
 
     assert ledger.shortage(CHAT, demand(1_200)) is None
     assert ledger.finish("a") == 800

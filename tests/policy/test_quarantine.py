@@ -60,7 +60,7 @@ def test_a_lost_connection_of_an_engine_that_lives_is_forgotten() -> None:
 
     assert not memory.until_s(POISON, 1.0, {"a": 0.5, "b": 0.5, "c": 0.5})
     assert not is_held(memory, POISON, CONFIRM_S + 1)
-    assert not memory
+    assert not memory.deaths
 
 
 def test_a_prompt_sent_again_at_once_does_not_reach_a_third_engine_before_the_deaths_are_certain() -> None:
@@ -92,7 +92,7 @@ def test_a_token_for_the_same_prompt_clears_it() -> None:
     memory.cleared(POISON)
 
     assert not is_held(memory, POISON, 12.0)
-    assert not memory
+    assert not memory.deaths
 
 
 def test_two_deaths_with_a_crowd_in_common_hold_nobody() -> None:
@@ -145,8 +145,8 @@ def test_memory_is_bounded() -> None:
     for number in range(3 * DEATHS_MAX):
         death(memory, f"e{number}", float(number), *crowd(PROMPTS_MAX + 50))
 
-    assert len(memory._deaths) <= DEATHS_MAX
-    assert max(len(each.prompts) for each in memory._deaths) <= PROMPTS_MAX
+    assert len(memory.deaths) <= DEATHS_MAX
+    assert max(len(each.prompts) for each in memory.deaths) <= PROMPTS_MAX
 
 
 def test_nothing_is_asked_while_nothing_was_lost() -> None:
@@ -154,4 +154,4 @@ def test_nothing_is_asked_while_nothing_was_lost() -> None:
     memory.died("a", 0.0)
     memory.cleared(POISON)
 
-    assert not memory
+    assert not memory.deaths
