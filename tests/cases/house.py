@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import router as router_package
 from router.sim.options import SimServerOptions
 from router.sim.server import RunningSim, running
 from router.upstream.engine import Engine
@@ -29,8 +30,9 @@ from tests.http.stack import Stack, router, until
 from tests.http.wire import Wire
 from tests.upstream.fakes import Connection, FakeEngine, RawServer, SeenRequest
 
-ROUTER = "/router/"
-OUTSIDE = "/router/sim/"
+#: Where the router's code is; the simulator in it is outside of the router.
+ROUTER = str(Path(router_package.__file__).parent)
+SIMULATOR = str(Path(ROUTER) / "sim")
 #: States of a TCP socket, as Linux numbers them.
 TCP_ESTABLISHED, TCP_LISTEN = 1, 10
 #: So soon everything has to be back.
@@ -52,7 +54,9 @@ class CaseEngine:
         #: Calls whose connection the router closed before their answer was complete.
         self.taken_back = 0
         self.is_mute = False
-        #: Whether a connection is kept for the next request.
+        #: The router's ports on the connections that calls came on.
+        self.call_ports: set[int] = set()
+        #: Whether a connection is kept for the next request. If not, nothing says so but its end.
         self.keeps = True
         self.healthy = FakeEngine(names=(MODEL,), max_model_len=max_model_len, capacity_tokens=capacity_tokens)
         self._server: RawServer | None = None
@@ -95,6 +99,7 @@ class CaseEngine:
 
     async def _call(self, request: SeenRequest, connection: Connection) -> None:
         self.calls.append(request)
+        self.call_ports.add(connection.writer.get_extra_info("peername")[1])
         self.in_hand += 1
         try:
             await self.answering(request, connection)
@@ -111,12 +116,35 @@ class CaseEngine:
 Kind = CaseEngine | SimServerOptions
 
 
+class Log(logging.Handler):
+    """Errors and tracebacks, whoever logs them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.errors: list[str] = []
+        self.lines: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record)
+        if record.levelno >= logging.ERROR or record.exc_info:
+            self.errors.append(f"{record.name}: {record.getMessage()} {record.exc_info or ''}")
+
+    @contextlib.contextmanager
+    def listening(self) -> "Iterator[Log]":
+        root = logging.getLogger()
+        root.addHandler(self)
+        try:
+            yield self
+        finally:
+            root.removeHandler(self)
+
+
 @dataclass
 class House(Stack):
     """A `Stack` with engines by name, the log of its time, and the state in which it began."""
 
     engines: dict[str, CaseEngine] = field(default_factory=dict)
-    log: "Log" = field(default_factory=lambda: Log())  # noqa: PLW0108  defined below
+    log: Log = field(default_factory=Log)
     chats: bool = True
     sockets_before: int = 0
     tasks_before: Counter[str] = field(default_factory=Counter)
@@ -170,29 +198,6 @@ class House(Stack):
         return len(tcp_sockets()) - sockets(self.ports | {self.port})[TCP_ESTABLISHED]
 
 
-class Log(logging.Handler):
-    """Errors and tracebacks, whoever logs them."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.errors: list[str] = []
-        self.lines: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record)
-        if record.levelno >= logging.ERROR or record.exc_info:
-            self.errors.append(f"{record.name}: {record.getMessage()} {record.exc_info or ''}")
-
-    @contextlib.contextmanager
-    def listening(self) -> "Iterator[Log]":
-        root = logging.getLogger()
-        root.addHandler(self)
-        try:
-            yield self
-        finally:
-            root.removeHandler(self)
-
-
 def tcp_sockets() -> list[tuple[int, int, int]]:
     """State, near and far port of every TCP socket of this process; the far one is 0 where it has no peer."""
     found = []
@@ -221,7 +226,7 @@ def tasks() -> Counter[str]:
     found: Counter[str] = Counter()
     for task in asyncio.all_tasks():
         code = getattr(task.get_coro(), "cr_code", None)
-        if code is not None and ROUTER in code.co_filename and OUTSIDE not in code.co_filename:
+        if code is not None and code.co_filename.startswith(ROUTER) and not code.co_filename.startswith(SIMULATOR):
             found[code.co_qualname if hasattr(code, "co_qualname") else code.co_name] += 1
     return found
 

@@ -8,6 +8,8 @@ from tests.http.scripted import says
 from tests.http.stack import until
 from tests.upstream.fakes import Connection, SeenRequest
 
+#: Before anything was learned of the tokenizer these prompts may look long.
+ALL_CHAT = {"threshold_tokens": 4_096}
 WORDS = "The quick brown fox jumps over the lazy dog. " * 40
 
 
@@ -32,7 +34,7 @@ async def engine_of(house: House, name: str, number: int, *more: str) -> str:
 
 async def test_turns_of_a_conversation_go_to_one_engine_and_conversations_to_several() -> None:
     names = [f"user {number}" for number in range(12)]
-    async with house_of(chat={name: CaseEngine() for name in "cde"}) as house:
+    async with house_of(chat={name: CaseEngine() for name in "cde"}, model=ALL_CHAT) as house:
         seen = {name: {await engine_of(house, name, number) for number in range(5)} for name in names}
 
         assert {name: len(engines) for name, engines in seen.items()} == dict.fromkeys(names, 1)
@@ -40,7 +42,7 @@ async def test_turns_of_a_conversation_go_to_one_engine_and_conversations_to_sev
 
 
 async def test_a_shared_system_prompt_meets_its_cache() -> None:
-    async with house_of(chat={name: CaseEngine() for name in "cde"}) as house:
+    async with house_of(chat={name: CaseEngine() for name in "cde"}, model=ALL_CHAT) as house:
         seen = {await engine_of(house, "everybody", 0, f"person {number}") for number in range(12)}
 
         assert len(seen) == 1
@@ -56,7 +58,7 @@ async def test_a_conversation_whose_engine_is_full_or_gone_goes_on_at_another() 
 
     engines = {name: CaseEngine(held) for name in "cd"}
     settings = {"max_num_seqs": 4, "ttft_target_s": 100.0}
-    async with house_of(chat=engines, chat_settings=settings) as house:
+    async with house_of(chat=engines, chat_settings=settings, model=ALL_CHAT) as house:
         home = await engine_of(house, "user", 0)
         holders = [
             asyncio.create_task(house.post("/v1/chat/completions", body_of("user", 0, f"hold {n}"))) for n in range(7)

@@ -14,8 +14,8 @@ from tests.http.wire import request
 from tests.upstream.fakes import STREAM_HEAD, Connection, SeenRequest, answer, piece
 
 ROUND = 40
-#: What bounded memories (quantiles, counters) may still gain; one kept record of each request is four times as much.
-LEFT_BYTES_A_REQUEST = 150
+#: What bounded memories (quantiles, prefixes) may still gain; one kept record of each request is several times as much.
+LEFT_BYTES_A_REQUEST = 300
 
 
 async def answering(seen: SeenRequest, connection: Connection) -> None:
@@ -34,7 +34,7 @@ async def one(house: House, number: int, dice: random.Random) -> None:
     """A request that is new in everything a client can name: one in three leaves, one in twenty fails, some are
     large."""
     kind = dice.random()
-    text = f"prompt {number} " + "word " * (20_000 if kind > 0.98 else dice.randrange(50))
+    text = f"prompt {number} " + "word " * (2_000 if kind > 0.98 else dice.randrange(50))
     ids = {"x-request-id": f"id-{number}", "x-team": f"team-{number}"}
     if kind < 0.3:
         whole = request("/v1/chat/completions", body_of(f"leave {text}", stream=True))

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.cases.house import TCP_ESTABLISHED, CaseEngine, house_of, sockets
+from tests.cases.house import CaseEngine, house_of, sockets
 from tests.http.scripted import COMPLETION, DONE, chunk, says
 from tests.http.setting import LONG_TOKENS, chat_body, outside_sim
 from tests.http.stack import until
@@ -140,7 +140,7 @@ async def test_an_engine_that_closes_its_kept_connections_costs_no_request() -> 
         for number in range(30):
             answers.append(await house.chat(str(number)))
             # Its end is noticed before the connection is used again.
-            await until(lambda: set(sockets(house.ports)) <= {TCP_ESTABLISHED})
+            await until(lambda: not any(sockets(engine.call_ports) for engine in pair.engines.values()))
 
         assert {answered.status_code for answered in answers} == {200}
         assert pair.calls == 30

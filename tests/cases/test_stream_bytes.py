@@ -204,7 +204,7 @@ async def test_the_openai_client_gets_a_last_event_whose_blank_line_the_engine_l
 # -- readers --------------------------------------------------------------------------------------------------------
 
 #: What the router may hold of one answer, with the little that the test's own ends of the connections hold in memory.
-HELD_MAX_BYTES = 8_000_000
+HELD_MAX_BYTES = 3_000_000
 PART = piece(chunk("x" * 100_000))
 
 
