@@ -23,8 +23,9 @@ T = TypeVar("T")
 #: A bound on a hung test, not a measurement.
 GUARD_S = 30.0
 #: Small enough for several reads of a small request.
-READ_BYTES = 96
+READ_BYTES = 128
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}}\n\n'
+COMPLETION_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(COMPLETION)
 EVENTS = (chunk("one"), b": a comment\n\n", chunk("two"), USAGE, DONE)
 #: What a client that did not ask for usage gets.
 STREAMED = b"".join(event for event in EVENTS if event is not USAGE)
@@ -107,13 +108,15 @@ class FaultyEngine(CaseEngine):
         if request is None:
             return False
         if not request.all("x-request-id"):
-            await connection.send(await self.healthy.handle(request))
+            said = await self.healthy.handle(request)
+            await connection.send(said if self.keeps else said.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
             return True
         self.calls.append(request)
         self.in_hand += 1
         try:
             await self.may_answer.wait()
-            for part in answer_pieces(is_stream=b'"stream": true' in request.body or b'"stream":true' in request.body):
+            is_stream = b'"stream": true' in request.body or b'"stream":true' in request.body
+            for part in answer_pieces(is_stream=is_stream, keeps=self.keeps):
                 self._step()
                 await connection.send(part)
                 # Whoever reads gets its turn: each piece is a read of its own there.
@@ -148,22 +151,21 @@ class FaultyEngine(CaseEngine):
         return SeenRequest(line, headers, body)
 
 
-def answer_pieces(*, is_stream: bool) -> Iterator[bytes]:
-    """A whole answer, cut in the middle of its head, of its body, and between its chunks."""
-    if is_stream:
-        yield STREAM_HEAD[:30]
-        yield STREAM_HEAD[30:]
-        for event in EVENTS:
-            whole = piece(event)
-            yield whole[: len(whole) // 2]
-            yield whole[len(whole) // 2 :]
-        yield piece(b"")
-    else:
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(COMPLETION)
-        yield head[:30]
-        yield head[30:]
+def answer_pieces(*, is_stream: bool, keeps: bool) -> Iterator[bytes]:
+    """A whole answer, cut in the middle of its head, of its body or of two of its chunks, and between its chunks.
+    Without `keeps` it says that its connection ends with it."""
+    head = STREAM_HEAD if is_stream else COMPLETION_HEAD
+    yield head[:30]
+    yield head[30:] if keeps else head[30:-2] + b"connection: close\r\n\r\n"
+    if not is_stream:
         yield COMPLETION[:50]
         yield COMPLETION[50:]
+        return
+    for event in EVENTS:
+        whole = piece(event)
+        cut = len(whole) // 2 if event in (EVENTS[0], USAGE) else 0
+        yield from filter(None, (whole[:cut], whole[cut:]))
+    yield piece(b"")
 
 
 def run(
@@ -189,12 +191,13 @@ def run(
 
 
 async def check(house: House) -> None:
-    """What each run leaves behind: nothing. Engines are disarmed."""
-    for engine in house.engines.values():
+    """What each run leaves behind: nothing. Engines are disarmed, and their failures are forgotten, as if they had
+    served others since: nothing of a run decides the next."""
+    for name, engine in house.engines.items():
         if isinstance(engine, FaultyEngine):
             engine.disarm()
-    names = [name for name in house.engines if name != "x"]
+            house.engine(name).note_request_ok()
     async with asyncio.timeout(GUARD_S / 2):
-        while not house.serves(*names):
+        while not house.serves(*house.engines):
             await asyncio.sleep(0.005)
     await house.check_after()

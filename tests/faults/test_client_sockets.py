@@ -103,7 +103,7 @@ def test_a_client_that_goes_in_any_tick_of_its_call_leaves_nothing_behind(call: 
         async with house_of(**pools_of(call)) as house:
             engine = house.engines["c"]
             assert isinstance(engine, FaultyEngine)
-            for ticks in range(0, 400, 2):
+            for ticks in range(0, 600, 3):
                 before = engine.answered
                 wire = await sent(house, CALLS[call])
                 for _ in range(ticks):
