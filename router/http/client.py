@@ -87,6 +87,7 @@ class Body:
             exchange = exchange_of(self._scope)
             body = None if exchange is None else exchange.whole_body()
             if body is not None:
+                # The usual case: it came together with the head.
                 self._take(body)
                 return body
             inflater = None
@@ -163,23 +164,23 @@ class ClientWatch:
         self._exchange = exchange_of(scope)
         self._reply = reply
         self._left = False
+        self._task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task()
-        assert task is not None, "a watch belongs to a task"
-        self._task = task
-        if self._exchange is not None:
-            if self._exchange.is_gone:
+        exchange = self._exchange
+        if exchange is not None:
+            if exchange.is_gone:
                 raise ClientLeft
-            self._exchange.watch(self._leave)
+            self._task = exchange.task
+            exchange.on_left = self._leave
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._exchange is not None:
-            self._exchange.watch(None)
-        if self._left:
+            self._exchange.on_left = None
+        if self._left and self._task is not None:
             # Our own cancellation; another one (shutdown) stays pending and goes on.
             others = self._task.uncancel()
             if others == 0 and (kind is None or issubclass(kind, asyncio.CancelledError)):
@@ -187,7 +188,7 @@ class ClientWatch:
 
     def _leave(self) -> None:
         # A client that has its whole answer cannot leave any more; what is left to do then is ours.
-        if not self._reply.finished:
+        if not self._reply.finished and self._task is not None:
             self._left = True
             self._task.cancel()
 

@@ -66,7 +66,6 @@ class Exchange:
         "_is_told",
         "_left_bytes",
         "_line",
-        "_on_left",
         "_speaks_1_0",
         "_waiters",
         "is_complete",
@@ -75,6 +74,7 @@ class Exchange:
         "keep_alive",
         "late",
         "more_body",
+        "on_left",
         "parts",
         "task",
         "unread_bytes",
@@ -101,7 +101,8 @@ class Exchange:
         #: Whether the application had the last piece of the body.
         self._is_told = False
         self._waiters: list[asyncio.Future[None]] | None = None
-        self._on_left: Callable[[], None] | None = None
+        #: Called once, from the event loop, if the client leaves before it has its whole answer. One at a time watches.
+        self.on_left: Callable[[], None] | None = None
         self.keep_alive = keep_alive
         #: Pieces of the body that came and were not taken yet.
         self.parts: list[bytes] = []
@@ -230,11 +231,6 @@ class Exchange:
             self._write(body, more_body=True)
         return not line.is_write_paused
 
-    def watch(self, on_left: Callable[[], None] | None) -> None:
-        """Call `on_left` once, from the event loop, if the client leaves before it has its whole answer. One at a
-        time watches; None: nobody any more."""
-        self._on_left = on_left
-
     # -- the connection's side -------------------------------------------------------------------------------------
 
     @property
@@ -262,7 +258,7 @@ class Exchange:
     def lose(self) -> None:
         """The client is gone, or will get nothing more."""
         self.is_gone = True
-        on_left, self._on_left = self._on_left, None
+        on_left, self.on_left = self.on_left, None
         if on_left is not None:
             on_left()
         self.wake()
@@ -357,7 +353,7 @@ class Exchange:
 
     def _complete(self) -> None:
         self.is_complete = True
-        self._on_left = None
+        self.on_left = None
         if self._waiters:
             self.wake()
         self._line.answered(self)

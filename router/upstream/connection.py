@@ -105,16 +105,25 @@ class EngineUpstream:
         else:
             await self._wait_for_place(connect_s)
         wire = self._take() or await self._connected(connect_s)
-        response = wire.ask(is_head_only=request.method == "HEAD", first_byte_s=first_byte_s, idle_s=idle_s)
+        body = request.body
+        is_joined = len(body) <= JOINED_MAX_BYTES
+        response: WireResponse | None = None
         try:
-            if len(request.body) <= JOINED_MAX_BYTES:
-                wire.send(head + request.body)
-            else:
-                await wire.send_large(response, head, request.body)
+            response = wire.ask(
+                head + body if is_joined else head,
+                is_head_only=request.method == "HEAD",
+                first_byte_s=first_byte_s,
+                idle_s=idle_s,
+            )
+            if not is_joined:
+                await wire.send_large(response, body)
             while not response.status:
                 await response.news()
         except BaseException:
-            response.close()
+            if response is None:
+                wire.drop()
+            else:
+                response.close()
             raise
         return response
 
@@ -133,7 +142,10 @@ class EngineUpstream:
 
     def keep(self, wire: Wire) -> None:
         self._busy.discard(wire)
-        self._free_place()
+        if self._waiters:
+            self._free_place()
+        else:
+            self._places_free += 1
         wire.idle_since_s = wire.loop.time()
         self._idle.append(wire)
         if self._expiry is None:

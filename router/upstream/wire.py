@@ -118,28 +118,24 @@ class Wire(asyncio.Protocol):
             return False
         return self._poll is None or not self._poll.poll(0)
 
-    def ask(self, *, is_head_only: bool, first_byte_s: float, idle_s: float) -> WireResponse:
-        """Begin a request, which `send` writes. Its first-byte limit runs from here."""
+    def ask(self, data: bytes, *, is_head_only: bool, first_byte_s: float, idle_s: float) -> WireResponse:
+        """Write a request, or the head of one whose body `send_large` writes. Its first-byte limit runs from here."""
         assert self._response is None, "one request at a time"
         self._forget_answer(is_head_only=is_head_only)
         self._barren_bytes = self._unread_bytes = 0
         self._response = response = WireResponse(self, self.loop.time() + first_byte_s, first_byte_s, idle_s)
-        return response
-
-    def send(self, data: bytes) -> None:
-        """Write a whole request."""
         assert self._transport is not None
         self._transport.write(data)
+        return response
 
-    async def send_large(self, response: WireResponse, head: bytes, body: bytes) -> None:
-        """Write a request whose body is large, at the pace of the other side. Returns early where it answers before it
+    async def send_large(self, response: WireResponse, body: bytes) -> None:
+        """Write a large body at the pace of the other side. Returns early where it answers before it
         has read everything: the answer counts, and the connection is then of no more use.
 
         Raises: what `UpstreamResponse.read` raises.
         """
         assert self._transport is not None
         self._is_sending = True
-        self._transport.write(head)
         view = memoryview(body)
         for at in range(0, len(body), _PIECE_BYTES):
             while self._writes_wait and not response.status:
@@ -220,8 +216,10 @@ class Wire(asyncio.Protocol):
             # Nobody asked.
             self.drop()
             return
-        self._barren_bytes += len(data)
-        self._unread_bytes += len(data)
+        size_bytes = len(data)
+        self._barren_bytes += size_bytes
+        self._unread_bytes += size_bytes
+        had_head = response.status
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -239,6 +237,8 @@ class Wire(asyncio.Protocol):
         else:
             if response.pieces:
                 response.came()
+            elif not had_head and response.status:
+                response.wake()
             # Also where a reader waits: a loop may read the socket many times before it runs a task.
             if self._unread_bytes > UNREAD_MAX_BYTES and not self._is_paused:
                 self._is_paused = True
@@ -333,7 +333,6 @@ class Wire(asyncio.Protocol):
         response.status = status
         if self._is_head_only:
             self._is_at_end = True
-        response.wake()
 
     def on_body(self, data: bytes) -> None:
         self._barren_bytes = 0
