@@ -201,3 +201,13 @@ def test_tokens_that_were_reserved_and_not_needed_go_to_the_held() -> None:
 
     assert decisions == admitted(("b", "c1"))
     assert not home.admission.true_up("nobody", Demand(0, 0, 1), home.now_s)
+
+
+def test_which_engine_a_chat_request_goes_to_can_matter_while_several_serve() -> None:
+    home = house(chat=("c1", "c2"))
+
+    both = home.admission.has_choice[CHAT]
+    home.serving("c1", False)
+
+    assert both
+    assert not home.admission.has_choice[CHAT]

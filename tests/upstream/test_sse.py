@@ -77,6 +77,25 @@ def test_usage_of_a_messages_stream_adds_what_the_cache_held_to_the_prompt() -> 
     assert read("messages", start, event({"type": "message_delta", "usage": cached})) == Usage(19, 4, 16)
 
 
+@pytest.mark.parametrize(
+    ("usage", "known"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": True}, Usage(5, 0)),
+        ({"prompt_tokens": -1, "total_tokens": 7, "completion_tokens": 2}, Usage(7, 2)),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": "3"}}, Usage(5, 2)),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "input_tokens_details": {"cached_tokens": 3}}, Usage(5, 2, 3)),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": None}, Usage(5, 2)),
+    ],
+)
+def test_a_usage_that_is_not_quite_of_the_usual_shape_is_read_field_by_field(
+    usage: dict[str, object], known: Usage
+) -> None:
+    body = json.dumps({"choices": [], "usage": usage}).encode()
+
+    assert read_body("chat_completions", body) == known
+    assert read("chat_completions", event(body.decode())) == known
+
+
 def test_usage_of_an_embeddings_body_needs_no_completion_tokens() -> None:
     assert read_body("embeddings", b'{"data":[],"usage":{"prompt_tokens":7,"total_tokens":7}}') == Usage(7, 0)
 
