@@ -279,6 +279,7 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
             runtime.app,
             # The only one: uvicorn's others, h11 among them, read requests in other ways than the router relies on.
             http=InboundProtocol,
+            interface="asgi3",
             loop="none",
             ws="none",
             lifespan="off",

@@ -5,7 +5,7 @@ Then an inference call goes straight to its app, found by its exact path; everyt
 too, to the route table. Nothing is decided by a path's spelling before the key is seen.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,8 +25,11 @@ _FULL_RETRY_AFTER_S = 5
 
 
 class Guard:
-    """The ASGI application. `posts`: apps that serve POST on exactly their path, and put the id on their answers
-    themselves; `table`: the app for everything else."""
+    """The ASGI 3 application; its call is no coroutine function, so a server that guesses the version has to be told.
+
+    `posts`: apps that serve POST on exactly their path, and put the id on their answers themselves; `table`: the app
+    for everything else.
+    """
 
     def __init__(self, state: RouterState, *, posts: Mapping[str, ASGIApp], table: ASGIApp) -> None:
         self._state = state
@@ -38,10 +41,10 @@ class Guard:
         self._needs_key = not state.keys.is_open
         self._calls_max = state.config.server.connections_max
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """The call behind the door, or its refusal, to be awaited: once inside, nothing of the guard is in its way."""
         if scope["type"] != "http":
-            await self._table(scope, receive, send)
-            return
+            return self._table(scope, receive, send)
         fields = read_fields(scope["headers"])
         request_id = self._ids.of(fields)
         path: str = scope["path"]
@@ -51,18 +54,15 @@ class Guard:
                 presented = presented_key(fields)
                 key = self._keys.find(presented) if presented is not None else None
                 if key is None:
-                    await self._refuse(request_id, path, send, _unauthenticated(), Outcome.REFUSED_UNAUTHENTICATED)
-                    return
+                    return self._refuse(request_id, path, send, _unauthenticated(), Outcome.REFUSED_UNAUTHENTICATED)
             calls = len(self._tasks)
             if calls >= self._calls_max:
-                await self._refuse(request_id, path, send, _too_many(calls), Outcome.REFUSED_ROUTER_FULL)
-                return
+                return self._refuse(request_id, path, send, _too_many(calls), Outcome.REFUSED_ROUTER_FULL)
         scope[HEAD] = Head(request_id, key, MAY_SET_WITHOUT_KEYS if key is None else key.may_set, fields)
         app = self._posts.get(path) if scope["method"] == "POST" else None
         if app is not None:
-            await app(scope, receive, send)
-        else:
-            await self._table(scope, receive, _with_request_id(send, request_id))
+            return app(scope, receive, send)
+        return self._table(scope, receive, _with_request_id(send, request_id))
 
     async def _refuse(self, request_id: str, path: str, send: Send, error: ApiError, outcome: Outcome) -> None:
         state = self._state

@@ -93,7 +93,7 @@ async def upload(app: Reading, *, size_bytes: int, pause_s: float, pieces: int) 
 
 def connect(app: Any) -> tuple[InboundProtocol, Pipe]:
     """A connection to `app` in the running loop, and its other end."""
-    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(app, interface="asgi3", ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     connection, pipe = InboundProtocol(config, ServerState(), {}, asyncio.get_running_loop()), Pipe()
     connection.connection_made(pipe)
