@@ -21,8 +21,9 @@ PAGE = "docs/http.md"
 
 
 def _routes() -> set[tuple[str, str]]:
-    config = SimpleNamespace(server=SimpleNamespace(connections_max=1))
-    guard, _ = build(cast("Any", SimpleNamespace(clock=SystemClock(), keys=KeyRing(()), config=config)))
+    config = SimpleNamespace(server=SimpleNamespace(connections_max=1, body_max_bytes=1))
+    state = SimpleNamespace(clock=SystemClock(), keys=KeyRing(()), config=config, tasks=set())
+    guard, _ = build(cast("Any", state))
     found: set[tuple[str, str]] = set()
     for route in cast("Any", guard)._table.routes:
         assert isinstance(route, Route)
