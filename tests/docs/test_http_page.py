@@ -1,29 +1,35 @@
 """docs/http.md names every route, header, reason and error code that there is, and none that there is not."""
 
 import re
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any, cast, get_args
 
 from starlette.routing import Route
 
 from router.clock import SystemClock
 from router.config.keys import KeyRing
+from router.config.load import load
 from router.config.schema import Grant
-from router.http.client import router_headers
+from router.http.client import BufferBudget, router_headers
 from router.http.guard import OPEN_PATHS
 from router.http.routes import INFERENCE_PATHS, build
+from router.http.service import Models, RouterState
+from router.observe.metrics import Metrics
 from router.policy.classify import Reason
 from router.request import Count, RequestRecord
 from tests.docs.page import codes, first_codes, rows, sections, without_repeats
 from tests.docs.source import error_codes, literals
+from tests.http.setting import write_config
 
 PAGE = "docs/http.md"
 
 
-def _routes() -> set[tuple[str, str]]:
-    config = SimpleNamespace(server=SimpleNamespace(connections_max=1, body_max_bytes=1))
-    state = SimpleNamespace(clock=SystemClock(), keys=KeyRing(()), config=config, tasks=set())
-    guard, _ = build(cast("Any", state))
+def _routes(folder: Path) -> set[tuple[str, str]]:
+    config = load(write_config(folder, {"c": "http://127.0.0.1:1", "l": "http://127.0.0.1:2"}), environ={})
+    state = RouterState(
+        config, SystemClock(), KeyRing(()), Models(()), Metrics(), BufferBudget(0), router_id="r", process_id="r-0"
+    )
+    guard, _ = build(state)
     found: set[tuple[str, str]] = set()
     for route in cast("Any", guard)._table.routes:
         assert isinstance(route, Route)
@@ -42,11 +48,11 @@ def _record() -> RequestRecord:
     )
 
 
-def test_every_route_has_a_row_and_no_row_names_a_route_that_is_not_there() -> None:
+def test_every_route_has_a_row_and_no_row_names_a_route_that_is_not_there(tmp_path: Path) -> None:
     table = [(codes(row[0])[0], codes(row[1])[0]) for row in rows(sections(PAGE, 2)["Routes"])]
 
     assert len(table) == len(set(table))
-    assert set(table) == _routes()
+    assert set(table) == _routes(tmp_path)
 
 
 def test_the_page_calls_exactly_those_routes_open_that_need_no_key() -> None:
