@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from router.config.environment import ignored_proxies
 from router.config.load import load
 from router.config.problems import ConfigErrors
 from router.config.schema import json_schema
@@ -37,9 +38,20 @@ def check(
         "keys": len(loaded.keys),
     }
     if as_json:
-        typer.echo(json.dumps({"ok": True, "file": str(config), **counts, "problems": []}))
+        told = {"ok": True, "file": str(config), **counts, "problems": [], "ignored_proxies": ignored_proxies()}
+        typer.echo(json.dumps(told))
     else:
+        if note := note_on_proxies():
+            typer.echo(note, err=True)
         typer.echo(f"{config}: ok ({', '.join(f'{name} {count}' for name, count in counts.items())})")
+
+
+def note_on_proxies() -> str | None:
+    """What to say of proxy variables in the environment; None where there are none."""
+    names = ignored_proxies()
+    if not names:
+        return None
+    return f"{', '.join(names)} ignored: engines and relays are called directly, a relay through its own `proxy` if set"
 
 
 def report_problems(errors: ConfigErrors, *, as_json: bool = False, err: bool = True) -> None:

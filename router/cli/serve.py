@@ -24,7 +24,7 @@ import uvicorn
 import uvloop
 
 from router.app import Runtime
-from router.cli.check import EXIT_UNUSABLE, report_problems
+from router.cli.check import EXIT_UNUSABLE, note_on_proxies, report_problems
 from router.cli.workers import HURRY_SIGNAL, Launch, WorkerStart, exit_with_parent, run_workers
 from router.config.environment import set_shared_metrics_dir
 from router.config.load import Overrides, load
@@ -77,6 +77,8 @@ def serve(
     try:
         loaded = load(config, overrides=overrides)
         log_lines.set_up(loaded.server.log_level)
+        if note := note_on_proxies():
+            log.warning("%s", note)
         if loaded.server.workers > 1:
             code = run_workers(loaded, Launch(listen, queue_url, announce, new_router_id(), run_worker))
         else:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from router.cli.check import check
 
+PROXIES = ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"]
 EXAMPLE = Path(__file__).parents[2] / "pools.yaml"
 
 
@@ -17,6 +18,12 @@ def run():
     app = typer.Typer()
     app.command("check")(check)
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(autouse=True)
+def _no_proxies(monkeypatch):
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -41,6 +48,28 @@ def test_the_example_passes_for_programs_too(run):
     assert result.exit_code == 0
     assert json.loads(result.stdout)["ok"] is True
     assert json.loads(result.stdout)["problems"] == []
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_a_proxy_of_the_environment_is_told_to_be_ignored_without_its_password(run, monkeypatch, name):
+    monkeypatch.setenv(name, "http://user:marker@proxy:3128")
+
+    people, programs = run("-c", EXAMPLE), run("-c", EXAMPLE, "--json")
+
+    assert (people.exit_code, programs.exit_code) == (0, 0)
+    assert people.stderr.startswith(f"{name} ignored: ")
+    assert len(people.stderr.splitlines()) == 1
+    assert json.loads(programs.stdout)["ignored_proxies"] == [name]
+    assert "marker" not in people.output + programs.output
+
+
+def test_no_proxy_and_an_empty_variable_are_no_proxies(run, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("HTTP_PROXY", "")
+
+    result = run("-c", EXAMPLE)
+
+    assert result.stderr == ""
 
 
 def test_a_broken_file_exits_with_2_and_a_line_for_each_problem(run, broken):
