@@ -201,6 +201,8 @@ class RequestRecord(msgspec.Struct, gc=False):
     ended_at_s: float | None = None
     prompt_tokens_used: int | None = None
     completion_tokens_used: int | None = None
+    #: Only where a whole answer told no usage. The prompt's estimate is then its `count`.
+    completion_tokens_estimated: int | None = None
     bytes_in: int = 0
     bytes_out: int = 0
 

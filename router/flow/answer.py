@@ -18,6 +18,8 @@ from router.upstream.sse import Event, EventSplitter, FirstEvent, UsageReader, f
 
 #: What may come before the first token (comments, role-only chunks) and is held back with it.
 _PREFACE_MAX_BYTES = 256 * 1024
+_DONE = b"data: [DONE]"
+_LAST_DONE = _DONE + b"\n\n"
 
 
 class Answer:
@@ -31,7 +33,6 @@ class Answer:
         "_grows",
         "_meter",
         "_on_output",
-        "_output_events",
         "_splitter",
         "headers",
         "is_stream",
@@ -39,6 +40,7 @@ class Answer:
         "lease",
         "on_cut",
         "outcome",
+        "output_events",
         "preface",
         "record",
         "request",
@@ -79,7 +81,8 @@ class Answer:
         # The endpoint is its own value; to ask an enumeration for it takes longer.
         self._meter = UsageReader(request.endpoint)
         self._splitter = EventSplitter() if is_stream else None
-        self._output_events = 0
+        #: Of a stream, what came with data from the first token on, `[DONE]` left out: about as many as tokens.
+        self.output_events = 0
         #: An answer without a cap is charged as it grows.
         self._grows = lease is not None and not lease.demand.output_is_capped
         self._added_usage_option = is_stream and not request.asked_include_usage and "stream_options" in request.edits
@@ -224,8 +227,7 @@ class Answer:
         plain = self._splitter.split_plain(chunk)
         if plain is None:
             return self._events(self._splitter.feed(chunk))
-        if self._grows:
-            self._grow(plain)
+        self._grow(plain - chunk.endswith(_LAST_DONE))
         return chunk
 
     def _flush(self) -> bytes:
@@ -248,14 +250,15 @@ class Answer:
                 return b""
         if (b'"error"' in raw or b'"abort"' in raw) and first_event_kind(event).kind in ("error", "abort"):
             self.outcome = Outcome.ENGINE_LOST_STREAMING
-        self._grow(1)
+        if self.record.first_token_at_s is not None and not raw.startswith(_DONE):
+            self._grow(1)
         return raw
 
     def _grow(self, events: int) -> None:
         """An event is about one token; an answer without a cap is charged as it grows."""
+        self.output_events += events
         if self._grows and self.lease is not None:
-            self._output_events += events
-            self.lease.produced(self._output_events)
+            self.lease.produced(self.output_events)
 
     def _note_cut(self, error: UpstreamError) -> None:
         late = isinstance(error, UpstreamTimeout)

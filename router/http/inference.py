@@ -10,8 +10,10 @@ import logging
 from starlette.types import Receive, Scope, Send
 
 from router.errors import ApiError
+from router.flow.answer import Answer
 from router.flow.job import Job, Refusal
 from router.flow.outgoing import client_headers
+from router.flow.unreported import probable_tokens
 from router.http.client import Body, ClientLeft, ClientWatch, Reply, exchange_of
 from router.http.head import HEAD, Head
 from router.http.parsing import LIGHT_ENDPOINTS, parse
@@ -134,7 +136,7 @@ class Inference:
                 answer = await service.flow.send(job, record)
                 with answer:
                     await send_answer(answer, reply, record)
-                _learn(service, sized, record)
+                _learn(service, sized, answer, record)
 
     def _check_hops(self, hops: str | None) -> bool:
         """Whether a request that passed these routers may be relayed.
@@ -148,9 +150,15 @@ class Inference:
         return may_relay(hops)
 
 
-def _learn(service: ModelService, sized: Sized, record: RequestRecord) -> None:
-    """What an engine of ours really counted and produced. A relay has another tokenizer."""
-    if record.engine is None or record.outcome is not _COMPLETED or record.prompt_tokens_used is None:
+def _learn(service: ModelService, sized: Sized, answer: Answer, record: RequestRecord) -> None:
+    """What an engine of ours really counted and produced; a relay has another tokenizer. Where nobody says, an
+    estimate is metered."""
+    if record.outcome is not _COMPLETED:
+        return
+    if record.prompt_tokens_used is None:
+        record.completion_tokens_estimated = probable_tokens(answer, service.counter, sized.request_class)
+        return
+    if record.engine is None:
         return
     service.counter.learn(sized.count, record.prompt_tokens_used, sized.request_class)
     if record.completion_tokens_used:

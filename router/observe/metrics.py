@@ -97,7 +97,9 @@ class Metrics:
         self.prompt_tokens = self._tallies.histogram(
             "router_prompt_tokens", "Prompt tokens per request", ("model", "class"), TOKENS_BUCKETS
         )
-        self.tokens = counter("router_tokens", "Tokens that engines and relays reported", ("model", "tenant", "kind"))
+        self.tokens = counter(
+            "router_tokens", "Tokens that engines and relays reported, or an estimate", ("model", "tenant", "kind")
+        )
         self.attempts = counter(
             "router_attempts", "Tries on engines and relays by result", ("model", "target", "result")
         )
@@ -188,6 +190,14 @@ class Metrics:
             to.tokens_prompt[0] += record.prompt_tokens_used
         if record.completion_tokens_used is not None:
             to.tokens_completion[0] += record.completion_tokens_used
+        if record.completion_tokens_estimated is not None:
+            self._meter_estimate(record, record.completion_tokens_estimated)
+
+    def _meter_estimate(self, record: RequestRecord, completion_tokens: int) -> None:
+        """Seldom: nearly everybody reports usage."""
+        prompt_tokens = 0 if record.count is None else record.count.prompt_tokens
+        self.tokens.cells(record.model, record.tenant, "prompt_estimated")[0] += prompt_tokens
+        self.tokens.cells(record.model, record.tenant, "completion_estimated")[0] += completion_tokens
 
     def _resolve(self, key: tuple[object, ...], record: RequestRecord) -> "_Ending":
         if len(self._endings) >= _ENDINGS_MAX:

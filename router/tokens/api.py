@@ -44,6 +44,10 @@ class PromptCounter(Protocol):
         """Told what the engine really counted (`usage.prompt_tokens`) for a prompt counted as `count`."""
         ...
 
+    def estimate_tokens(self, text_bytes: int, request_class: RequestClass | None) -> int:
+        """Tokens of a text of this size by the learned bytes per token; rather more than fewer, and 0 for none."""
+        ...
+
     @property
     def misses(self) -> int:
         """How many prompts turned out longer than the figure they were budgeted with."""

@@ -180,6 +180,10 @@ class Counter:
         elif has_text and used_tokens > count.prompt_tokens:
             self._misses += 1
 
+    def estimate_tokens(self, text_bytes: int, request_class: RequestClass | None) -> int:
+        """See `PromptCounter.estimate_tokens`."""
+        return self._learned.estimate_tokens(text_bytes, request_class)
+
     async def aclose(self) -> None:
         """See `PromptCounter.aclose`."""
         self._short.close()
