@@ -109,8 +109,7 @@ class Answer:
         Raises: `UpstreamError` if the upstream fails amid its answer; `outcome` is set before.
         """
         if self.preface:
-            preface, self.preface = self.preface, b""
-            return preface
+            return self.take_preface()
         try:
             while not self.is_whole:
                 chunk = await self.response.read()
@@ -125,6 +124,11 @@ class Answer:
             self._note_cut(error)
             raise
         return b""
+
+    def take_preface(self) -> bytes:
+        """What was read before; `read` goes on behind it."""
+        preface, self.preface = self.preface, b""
+        return preface
 
     async def forward(self, take: Take) -> None:
         """Hand the client's bytes to `take` as soon as they come, until the end or until `take` says False: then `read`

@@ -60,11 +60,15 @@ class BufferBudget:
 class Body:
     """A request body being read and held; `with` gives its bytes back to the budget."""
 
-    __slots__ = ("_budget", "_max_bytes", "_receive", "_scope", "_taken_bytes")
+    __slots__ = ("_budget", "_exchange", "_headers", "_max_bytes", "_receive", "_taken_bytes")
 
-    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, budget: BufferBudget) -> None:
-        self._scope = scope
+    def __init__(
+        self, scope: Scope, receive: Receive, exchange: Exchange | None, *, max_bytes: int, budget: BufferBudget
+    ) -> None:
+        """`exchange`: as for `Reply`."""
+        self._headers: Headers = scope["headers"]
         self._receive = receive
+        self._exchange = exchange
         self._max_bytes = max_bytes
         self._budget = budget
         self._taken_bytes = 0
@@ -84,8 +88,7 @@ class Body:
         if it ends early.
         """
         if not self._check_headers():
-            exchange = exchange_of(self._scope)
-            body = None if exchange is None else exchange.whole_body()
+            body = None if self._exchange is None else self._exchange.whole_body()
             if body is not None:
                 # The usual case: it came together with the head.
                 self._take(body)
@@ -130,7 +133,7 @@ class Body:
     def _check_headers(self) -> bool:
         """Whether the body is compressed, of one that may be read at all."""
         codings: list[bytes] = []
-        for name, value in self._scope["headers"]:
+        for name, value in self._headers:
             if name == b"content-length":
                 if value.isdigit() and int(value) > self._max_bytes:
                     raise self._too_large(f"{int(value):,}")
@@ -139,7 +142,7 @@ class Body:
         return bool(codings) and check_coding(b", ".join(codings))
 
     def _cut_off(self) -> Exception:
-        exchange = exchange_of(self._scope)
+        exchange = self._exchange
         return ClientLeft() if exchange is None or exchange.late is None else exchange.late
 
     def _too_large(self, size: str) -> ApiError:
@@ -160,8 +163,8 @@ class ClientWatch:
 
     __slots__ = ("_exchange", "_left", "_reply", "_task")
 
-    def __init__(self, scope: Scope, reply: "Reply") -> None:
-        self._exchange = exchange_of(scope)
+    def __init__(self, exchange: Exchange | None, reply: "Reply") -> None:
+        self._exchange = exchange
         self._reply = reply
         self._left = False
         self._task: asyncio.Task[None] | None = None
@@ -211,13 +214,24 @@ class Reply:
         self.finished = False
         self._is_stream = False
 
-    async def start(self, status: int, headers: Headers, *, is_stream: bool = False) -> None:
-        """Status and headers, with the router's own added."""
-        self._record.status = status
+    async def start(self, status: int, headers: Headers, first: bytes = b"", *, is_stream: bool = False) -> None:
+        """Status and headers, with the router's own added, and the `first` bytes, in one write."""
+        record, exchange = self._record, self._exchange
+        record.status = status
+        record.bytes_out += len(first)
         self._is_stream = is_stream
         self.started = True
-        pairs = [*headers, *router_headers(self._record)]
-        await self._out({"type": "http.response.start", "status": status, "headers": pairs})
+        if exchange is None:
+            pairs = [*headers, *router_headers(record)]
+            await self._out({"type": "http.response.start", "status": status, "headers": pairs})
+            if first:
+                await self._out({"type": "http.response.body", "body": first, "more_body": True})
+            return
+        try:
+            await self.room()
+            exchange.begin(status, headers, router_lines(record), first)
+        except OSError:
+            raise ClientLeft from None
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer, in one write; its length is added to the headers."""
@@ -231,11 +245,16 @@ class Reply:
             await self._out({"type": "http.response.body", "body": body, "more_body": False})
             return
         try:
-            if not exchange.has_room:
-                await exchange.drain()
+            await self.room()
             exchange.answer(status, headers, router_lines(record), body)
         except OSError:
             raise ClientLeft from None
+
+    async def room(self) -> None:
+        """Wait until the client takes more. Whoever waits here before asking for a piece need not keep it meanwhile."""
+        exchange = self._exchange
+        if exchange is not None and not exchange.has_room:
+            await exchange.drain()
 
     @property
     def can_put(self) -> bool:
@@ -252,8 +271,12 @@ class Reply:
             raise ClientLeft from None
 
     async def write(self, chunk: bytes) -> None:
-        self._record.bytes_out += len(chunk)
-        await self._out({"type": "http.response.body", "body": chunk, "more_body": True})
+        if self._exchange is None:
+            self._record.bytes_out += len(chunk)
+            await self._out({"type": "http.response.body", "body": chunk, "more_body": True})
+        else:
+            await self.room()
+            self.put(chunk)
 
     async def end(self, chunk: bytes = b"") -> None:
         self._record.bytes_out += len(chunk)

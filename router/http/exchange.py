@@ -1,8 +1,9 @@
 """One request and its answer on a client's connection, as ASGI 3 has them: `receive` and `send`; and, for an
-application that knows whose connection it is, `answer` and `put`, which need no messages and no waiting.
+application that knows whose connection it is, `answer`, `begin` and `put`, which need no messages and no waiting.
 
 Rules:
-- The head of an answer of known length is written together with its first bytes; that of a stream at once.
+- The head of an answer of known length is written together with its first bytes. That of a stream goes out at once,
+  with what there is of its body.
 - A client that holds its body back (`Expect`) is asked for it when the application asks, and not before.
 - Once the client is gone, `receive` says so, `send` raises, and who watches is called.
 
@@ -211,13 +212,19 @@ class Exchange:
         if self.is_started:
             raise RuntimeError("a whole answer has no place in one that began")
         self._left_bytes = len(body)
-        fields = self._fields(headers)
-        self.is_started = True
-        ends = self._framing(status)
-        first = STATUS_LINES.of(status, line.server_state.default_headers)
-        transport.write(b"".join((first, fields, lines, ends, b"" if self._is_bodiless else body)))
+        head = self._begin(status, headers, lines)
+        transport.write(head if self._is_bodiless else head + body)
         self._left_bytes = 0
         self._complete()
+
+    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes, body: bytes) -> None:
+        """The head and the first bytes of an answer that goes on, in one write; otherwise as `answer`."""
+        if self.is_gone or self._line.transport.is_closing():
+            raise ConnectionResetError
+        if self.is_started:
+            raise RuntimeError("an answer that has begun cannot begin again")
+        self._head = self._begin(status, headers, lines)
+        self._write(body, more_body=True)
 
     def put(self, body: bytes) -> bool:
         """Write a piece of an answer that has begun; tells whether there is room for another. Raises: as `send`."""
@@ -276,14 +283,16 @@ class Exchange:
     # -- the answer on the wire ------------------------------------------------------------------------------------
 
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self._head = self._begin(status, headers, b"")
+        if self._left_bytes is None and not self._is_bodiless:
+            self._write(b"", more_body=True)
+
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes) -> bytes:
+        """The whole head; from here on the answer has begun."""
         fields = self._fields(headers)
         self.is_started = True
-        line = self._line
-        head = STATUS_LINES.of(status, line.server_state.default_headers) + fields + self._framing(status)
-        if self._left_bytes is None and not self._is_bodiless:
-            line.transport.write(head)
-        else:
-            self._head = head
+        ends = self._framing(status)
+        return b"".join((STATUS_LINES.of(status, self._line.server_state.default_headers), fields, lines, ends))
 
     def _fields(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The lines of the head, save those of the framing, which is noted."""

@@ -15,6 +15,7 @@ from router.flow.job import Job, Refusal
 from router.flow.outgoing import client_headers
 from router.flow.unreported import probable_tokens
 from router.http.client import Body, ClientLeft, ClientWatch, Reply, exchange_of
+from router.http.exchange import Exchange
 from router.http.head import HEAD, Head
 from router.http.parsing import LIGHT_ENDPOINTS, parse
 from router.http.responses import locate
@@ -62,11 +63,12 @@ class Inference:
         state = self._state
         head: Head = scope[HEAD]
         record = RequestRecord(head.request_id, state.clock.now_s(), self._label)
-        reply = Reply(send, record, self._shape, exchange_of(scope))
+        exchange = exchange_of(scope)
+        reply = Reply(send, record, self._shape, exchange)
         state.metrics.arrived()
         task = state.enter()
         try:
-            await self._walk(scope, receive, head, reply, record)
+            await self._walk(scope, receive, exchange, head, reply, record)
         except ClientLeft:
             record.outcome = _left(record)
         except Refusal as refusal:
@@ -95,7 +97,15 @@ class Inference:
             state.metrics.finish(record)
             log_request(record)
 
-    async def _walk(self, scope: Scope, receive: Receive, head: Head, reply: Reply, record: RequestRecord) -> None:
+    async def _walk(
+        self,
+        scope: Scope,
+        receive: Receive,
+        exchange: Exchange | None,
+        head: Head,
+        reply: Reply,
+        record: RequestRecord,
+    ) -> None:
         """Match, parse, count, classify, admit, send, stream; what was learned is the finish."""
         state = self._state
         if head.key is not None:
@@ -103,10 +113,10 @@ class Inference:
         if state.draining:
             raise _stopping("taking new requests")
         is_relayable = _HOPS not in head.fields or self._check_hops(head.text(_HOPS))
-        with Body(scope, receive, max_bytes=self._body_max_bytes, budget=state.buffers) as body:
+        with Body(scope, receive, exchange, max_bytes=self._body_max_bytes, budget=state.buffers) as body:
             raw = await body.read()
             record.bytes_in = len(raw)
-            with ClientWatch(scope, reply):
+            with ClientWatch(exchange, reply):
                 path: str = scope["path"]
                 if scope["query_string"]:
                     path = f"{path}?{scope['query_string'].decode('latin-1')}"

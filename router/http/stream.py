@@ -39,9 +39,9 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
         headers = [*(pair for pair in headers if pair[0] not in _STREAM_NAMES), *_STREAM_HEADERS]
     else:
         headers += [pair for pair in answer.headers if pair[0] == b"content-length"]
-    await reply.start(answer.status, headers, is_stream=answer.is_stream)
+    await reply.start(answer.status, headers, answer.take_preface(), is_stream=answer.is_stream)
     try:
-        while chunk := await answer.read():
+        while chunk := await _more(answer, reply):
             await reply.write(chunk)
             if reply.can_put:
                 await answer.forward(reply.put)
@@ -52,6 +52,12 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
         return
     record.outcome = answer.outcome
     await reply.end()
+
+
+async def _more(answer: Answer, reply: Reply) -> bytes:
+    """What comes next. Until the client has room nothing is taken from the engine: it would have to be kept."""
+    await reply.room()
+    return await answer.read()
 
 
 def _cut(error: UpstreamError, record: RequestRecord) -> ApiError:

@@ -66,7 +66,7 @@ class Reading:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with Body(scope, receive, max_bytes=10**8, budget=self.budget) as body:
+            with Body(scope, receive, exchange_of(scope), max_bytes=10**8, budget=self.budget) as body:
                 self.length = len(await body.read())
         except ApiError as error:
             self.refused = error
@@ -157,7 +157,7 @@ def test_a_body_that_came_with_its_head_is_read_without_a_wait() -> None:
         async def receive() -> Message:
             return {"type": "http.request", "body": b"abc", "more_body": False}
 
-        with Body(scope, receive, max_bytes=10, budget=BufferBudget(10)) as body:
+        with Body(scope, receive, exchange_of(scope), max_bytes=10, budget=BufferBudget(10)) as body:
             reading = body.read()
             try:
                 reading.send(None)
@@ -184,7 +184,7 @@ class Working:
         self.task = asyncio.current_task()
         await receive()
         try:
-            with ClientWatch(scope, reply_to(send)):
+            with ClientWatch(exchange_of(scope), reply_to(send)):
                 self.begun.set()
                 await asyncio.Event().wait()
         except BaseException as error:
@@ -240,7 +240,7 @@ def test_a_cancellation_from_elsewhere_stays_one_though_the_client_leaves_too() 
 def test_a_client_that_left_before_it_was_watched_is_seen_at_once() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(0)
-        with ClientWatch(scope, reply_to(send)):
+        with ClientWatch(exchange_of(scope), reply_to(send)):
             raise AssertionError("there is nobody to work for")
 
     async def test() -> bool:
@@ -262,7 +262,7 @@ def test_a_client_that_has_its_whole_answer_cannot_leave_any_more() -> None:
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             reply = reply_to(send)
-            with ClientWatch(scope, reply):
+            with ClientWatch(exchange_of(scope), reply):
                 await reply.whole(200, (), b"ok")
                 seen.append("answered")
                 await may_end.wait()
@@ -373,6 +373,63 @@ def test_a_whole_answer_is_the_same_with_and_without_messages() -> None:
     assert raised == []
     assert direct.endswith(b"\r\ncontent-length: 2\r\n\r\nok")
     assert sorted(direct.split(b"\r\n")) == sorted(asyncio.run(by_messages()).split(b"\r\n"))
+
+
+def writes_of(act: Callable[[Reply], Awaitable[None]]) -> list[bytes]:
+    """What `act` writes, past messages, a write each."""
+    seen: list[bytes] = []
+    over = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await act(Reply(send, RequestRecord("id", 0.0), ErrorShape.OPENAI, exchange_of(scope)))
+        over.set()
+
+    async def test() -> None:
+        connection, pipe = connect(app)
+        pipe.write = seen.append  # type: ignore[method-assign]
+        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        await over.wait()
+        connection.connection_lost(None)
+
+    asyncio.run(test())
+    return seen
+
+
+def test_the_head_of_a_stream_and_its_first_token_are_one_write() -> None:
+    async def act(reply: Reply) -> None:
+        await reply.start(200, (), b"data: 1\n\n", is_stream=True)
+        await reply.write(b"data: 2\n\n")
+        await reply.end()
+
+    first, *others = writes_of(act)
+
+    assert first.startswith(b"HTTP/1.1 200 OK\r\nx-request-id: id\r\n")
+    assert first.endswith(b"transfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n")
+    assert others == [b"9\r\ndata: 2\n\n\r\n", b"0\r\n\r\n"]
+
+
+def test_the_head_of_a_stream_that_has_no_token_yet_goes_out_alone_and_at_once() -> None:
+    async def act(reply: Reply) -> None:
+        await reply.start(200, (), is_stream=True)
+        await reply.write(b"data: 1\n\n")
+        await reply.end()
+
+    head, token, _ = writes_of(act)
+
+    assert head.endswith(b"transfer-encoding: chunked\r\n\r\n")
+    assert token == b"9\r\ndata: 1\n\n\r\n"
+
+
+def test_the_first_bytes_of_a_long_plain_answer_go_out_with_its_head() -> None:
+    async def act(reply: Reply) -> None:
+        await reply.start(200, ((b"content-length", b"4"),), b"ab")
+        await reply.write(b"c")
+        await reply.end(b"d")
+
+    first, *others = writes_of(act)
+
+    assert first.endswith(b"content-length: 4\r\n\r\nab")
+    assert others == [b"c", b"d"]
 
 
 def test_a_header_that_breaks_out_of_its_line_is_a_bug_also_without_messages() -> None:

@@ -39,7 +39,7 @@ async def read(packed: bytes, *, max_bytes: int, budget: BufferBudget, encoding:
     async def receive() -> Message:
         return {"type": "http.request", "body": packed, "more_body": False}
 
-    with Body(scope(encoding), receive, max_bytes=max_bytes, budget=budget) as body:
+    with Body(scope(encoding), receive, None, max_bytes=max_bytes, budget=budget) as body:
         return await body.read()
 
 
