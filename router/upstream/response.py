@@ -20,10 +20,13 @@ class Line(Protocol):
     deadline_s: float
 
     def wait_until(self, deadline_s: float) -> None:
-        """Fail the answer at `deadline_s`, unless `deadline_s` is set to infinity before."""
+        """Read on, and fail the answer at `deadline_s`, unless `deadline_s` is set to infinity before."""
 
     def was_read(self, deadline_s: float) -> None:
         """All that had come was read. As `wait_until` from now on; infinite: nobody waits."""
+
+    def hold(self) -> None:
+        """Take nothing more from the other side until `wait_until` or `was_read`."""
 
     def drop(self) -> None:
         """Abort the connection."""
@@ -147,6 +150,7 @@ class WireResponse:
                 self._raised, self._has_room = error, False
             if not self._has_room:
                 self._take = None
+                wire.hold()
                 self.wake()
 
     def close(self) -> None:

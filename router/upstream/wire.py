@@ -6,7 +6,8 @@ Rules of this file:
   is how an engine hears that nobody listens any more.
 - What the other side sends is bounded: bytes that are not of a body (heads, trailers, chunk extensions) by
   `BARREN_MAX_BYTES`, the body that nobody has read yet by `UNREAD_MAX_BYTES` and one read of the socket more, after
-  which the socket itself is not read and TCP holds the engine back.
+  which the socket itself is not read and TCP holds the engine back. Nor is it while the one to whom the body is pushed
+  has no room.
 - Bytes of a body pass undecoded. An answer whose framing is in doubt is no answer (RFC 9112, 6.3).
 - Time is kept by one alarm for each connection, which is set again only when it rings or would ring too late: in steady
   traffic no timer is made or cancelled for a request.
@@ -29,7 +30,7 @@ from router.upstream.response import WireResponse
 
 #: Precedent: nginx refuses heads of 4 to 32 kB by default, httpx of 100 kB.
 BARREN_MAX_BYTES = 64 << 10
-UNREAD_MAX_BYTES = 256 << 10
+UNREAD_MAX_BYTES = 64 << 10
 #: Bodies up to here go out with their head in one write.
 JOINED_MAX_BYTES = 64 << 10
 #: Larger ones in pieces of this size, the next when the one before has left this process.
@@ -162,8 +163,10 @@ class Wire(asyncio.Protocol):
     # -- for the answer ---------------------------------------------------------------------------------------------
 
     def wait_until(self, deadline_s: float) -> None:
-        """The answer is late at `deadline_s`, unless that is set to infinity before."""
+        """Somebody waits; the answer is late at `deadline_s`, unless that is set to infinity before."""
         self.deadline_s = deadline_s
+        if self._is_paused:
+            self._read_on()
         if deadline_s < self._alarm_at_s:
             self._set_alarm(deadline_s)
 
@@ -175,6 +178,13 @@ class Wire(asyncio.Protocol):
             self._set_alarm(deadline_s)
         if self._is_paused:
             self._read_on()
+
+    def hold(self) -> None:
+        """There is no room for more: the socket is not read until somebody waits or has read."""
+        if not (self._is_paused or self.is_dropped):
+            self._is_paused = True
+            assert self._transport is not None
+            self._transport.pause_reading()
 
     def _read_on(self) -> None:
         self._is_paused = False
@@ -192,7 +202,7 @@ class Wire(asyncio.Protocol):
         if self.deadline_s == math.inf:
             return
         if self.deadline_s > self.loop.time() + _ALARM_SLACK_S:
-            self.wait_until(self.deadline_s)
+            self._set_alarm(self.deadline_s)
         elif self._response is not None:
             self._response.fail(self._response.late())
 
@@ -240,10 +250,8 @@ class Wire(asyncio.Protocol):
             elif not had_head and response.status:
                 response.wake()
             # Also where a reader waits: a loop may read the socket many times before it runs a task.
-            if self._unread_bytes > UNREAD_MAX_BYTES and not self._is_paused:
-                self._is_paused = True
-                assert self._transport is not None
-                self._transport.pause_reading()
+            if self._unread_bytes > UNREAD_MAX_BYTES:
+                self.hold()
 
     def eof_received(self) -> None:
         self._closed(None)

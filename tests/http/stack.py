@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -26,6 +26,12 @@ from tests.http.scripted import ScriptedEngine
 from tests.http.setting import chat_body, chat_sim, long_sim, relay_config, write_config
 from tests.http.stage import GUARD_S
 from tests.upstream.fakes import RawServer
+
+T = TypeVar("T")
+
+#: A piece that moves takes a pass for each task and socket on its way, some ten, unless the kernel holds it back for an
+#: acknowledgement.
+_STILL_PASSES = 3_000
 
 
 @dataclass
@@ -117,6 +123,17 @@ async def until(is_true: Callable[[], bool]) -> None:
     """Wait for something that does not say when it changes. The guard of the test bounds it."""
     while not is_true():
         await asyncio.sleep(0.005)
+
+
+async def still(value: Callable[[], T]) -> T:
+    """What `value` is once it stays the same for `_STILL_PASSES` passes of the loop. For what moves only by the loop's
+    work: both ends of every connection concerned are in this process."""
+    seen, passes = value(), 0
+    while passes < _STILL_PASSES:
+        await asyncio.sleep(0)
+        before, seen = seen, value()
+        passes = passes + 1 if seen == before else 0
+    return seen
 
 
 async def serving_engines(runtime: Runtime, names: set[str]) -> None:
