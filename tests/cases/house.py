@@ -8,10 +8,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
-import socket
-import stat
-import struct
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -23,6 +19,7 @@ import router as router_package
 from router.sim.options import SimServerOptions
 from router.sim.server import RunningSim, running
 from router.upstream.engine import Engine
+from tests.cases.sockets import TCP_ESTABLISHED, reset, sockets, tcp_sockets
 from tests.http.scrape import Metrics
 from tests.http.scripted import Answering, says
 from tests.http.setting import ALIAS, LONG_TOKENS, MODEL, relay_config, write_config
@@ -33,8 +30,6 @@ from tests.upstream.fakes import Connection, FakeEngine, RawServer, SeenRequest
 #: Where the router's code is; the simulator in it is outside of the router.
 ROUTER = str(Path(router_package.__file__).parent)
 SIMULATOR = str(Path(ROUTER) / "sim")
-#: States of a TCP socket, as Linux numbers them.
-TCP_ESTABLISHED, TCP_LISTEN = 1, 10
 #: So soon everything has to be back.
 AFTER_S = 5.0
 
@@ -198,29 +193,6 @@ class House(Stack):
         return len(tcp_sockets()) - sockets(self.ports | {self.port})[TCP_ESTABLISHED]
 
 
-def tcp_sockets() -> list[tuple[int, int, int]]:
-    """State, near and far port of every TCP socket of this process; the far one is 0 where it has no peer."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  hundreds of times a test, and only the names are wanted
-        with contextlib.suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as own:
-                if own.family != socket.AF_INET or own.type != socket.SOCK_STREAM:
-                    continue
-                state, near, far = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0], own.getsockname()[1], 0
-                with contextlib.suppress(OSError):
-                    far = own.getpeername()[1]
-                found.append((state, near, far))
-    return found
-
-
-def sockets(ports: set[int]) -> Counter[int]:
-    """The sockets of this process with one of `ports` at either end by their state; each end counts, listeners do
-    not."""
-    return Counter(state for state, *ends in tcp_sockets() if state != TCP_LISTEN and ports & {*ends})
-
-
 def tasks() -> Counter[str]:
     """The router's own tasks by what they run; the simulator is outside of it."""
     found: Counter[str] = Counter()
@@ -329,10 +301,3 @@ async def leave(wire: Wire, how: str) -> None:
     if how == "reset":
         reset(wire.writer)
     await wire.__aexit__(None, None, None)
-
-
-def reset(writer: asyncio.StreamWriter) -> None:
-    """Close with a RST, whatever was read or not."""
-    with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as own:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()

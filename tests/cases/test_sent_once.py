@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.cases.house import CaseEngine, house_of, sockets
+from tests.cases.house import CaseEngine, house_of
+from tests.cases.sockets import sockets
 from tests.http.scripted import COMPLETION, DONE, chunk, says
 from tests.http.setting import LONG_TOKENS, chat_body, outside_sim
 from tests.http.stack import until

@@ -14,7 +14,8 @@ import pytest
 import uvloop
 
 from router.upstream.health import ProbeTimes
-from tests.cases.house import CaseEngine, House, reset, short_collections
+from tests.cases.house import CaseEngine, House, short_collections
+from tests.cases.sockets import reset
 from tests.http.scripted import COMPLETION, DONE, chunk
 from tests.upstream.fakes import STREAM_HEAD, Connection, SeenRequest, piece
 

@@ -6,7 +6,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.http.door import App, code_of, serving
-from tests.http.stack import until
+from tests.http.stack import still
 from tests.http.test_client_side import connect
 from tests.http.wire import Wire, exchange, request
 
@@ -236,9 +236,7 @@ async def test_a_body_is_not_taken_from_the_socket_faster_than_the_app_reads_it(
         whole = request("/", b"x" * size)
         wire.writer.write(whole)
         await has_come.wait()
-        sent = -1
-        while sent != (sent := len(whole) - wire.writer.transport.get_write_buffer_size()):
-            await asyncio.sleep(0.05)
+        await still(wire.writer.transport.get_write_buffer_size)
         may_read.set()
         status, _ = await wire.head()
 
@@ -262,10 +260,7 @@ async def test_an_app_waits_for_a_client_that_does_not_read_and_goes_on_when_it_
 
     async with serving(app) as port, Wire(port) as wire:
         await wire.send(CLOSING)
-        before = -1
-        while before != (before := sent):
-            await asyncio.sleep(0.05)
-        waiting_at = sent
+        waiting_at = await still(lambda: sent)
         rest = await wire.rest()
 
     assert waiting_at < pieces
@@ -276,6 +271,7 @@ async def test_an_app_waits_for_a_client_that_does_not_read_and_goes_on_when_it_
 @pytest.mark.parametrize("reads", [False, True])
 async def test_only_a_client_that_takes_nothing_at_all_is_given_up(*, reads: bool) -> None:
     raised: list[type[BaseException]] = []
+    is_given_up = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(start())
@@ -284,6 +280,7 @@ async def test_only_a_client_that_takes_nothing_at_all_is_given_up(*, reads: boo
                 await send(body(b"x" * 100_000, more=True))
         except ConnectionError as error:
             raised.append(type(error))
+            is_given_up.set()
             raise
         await send(body(b""))
 
@@ -293,7 +290,7 @@ async def test_only_a_client_that_takes_nothing_at_all_is_given_up(*, reads: boo
             rest = await wire.rest()
             assert rest.endswith(b"0\r\n\r\n")
         else:
-            await until(lambda: bool(raised))
+            await is_given_up.wait()
 
     assert raised == ([] if reads else [ConnectionResetError])
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.http.scripted import ScriptedEngine, chunk
 from tests.http.setting import chat_body
-from tests.http.stack import Stack, until
+from tests.http.stack import Stack, still, until
 from tests.http.wire import Wire, request
 from tests.upstream.fakes import STREAM_HEAD, Connection, SeenRequest, piece
 
@@ -127,7 +127,7 @@ async def test_a_client_that_reads_nothing_stops_its_engine_and_not_the_router(
     """What the engine gets rid of is what sockets hold, not what it could say."""
     stack, engine = raw
     said_bytes, event = 0, piece(chunk("a" * 60_000))
-    closed = asyncio.Event()
+    said, closed = asyncio.Event(), asyncio.Event()
 
     async def torrent(_: SeenRequest, connection: Connection) -> None:
         nonlocal said_bytes
@@ -136,19 +136,19 @@ async def test_a_client_that_reads_nothing_stops_its_engine_and_not_the_router(
             while True:
                 await connection.send(event)
                 said_bytes += len(event)
+                said.set()
         except ConnectionError:
             closed.set()
 
     async with Wire(stack.port) as wire:
         engine.answering = torrent
         await wire.send(request(PATH, STREAM))
-        before = -1
-        while before != (before := said_bytes):
-            await asyncio.sleep(0.1)
+        await said.wait()
+        stopped_at = await still(lambda: said_bytes)
         engine.answering = Telling()
-        stopped_at = said_bytes
+        said.clear()
         await wire.reader.readexactly(4 * 2**20)
-        await until(lambda: said_bytes > stopped_at)
+        await said.wait()
         wire.reset()
         await closed.wait()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,42 +10,42 @@ import pytest
 from router.observe import process, stalls
 from router.observe.metrics import Metrics
 from router.observe.stalls import LoopWatch
+from tests.flow.jumping import JumpingLoop, run_on
 from tests.http.scrape import Metrics as Page
 
-BLOCKED_S = 0.03
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> JumpingLoop:
+    """One whose time is the clock's too."""
+    jumping = JumpingLoop()
+    monkeypatch.setattr(stalls, "time", SimpleNamespace(monotonic=jumping.time))
+    return jumping
 
 
-def test_a_loop_that_was_kept_shows_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stalls, "BEAT_S", 0.001)
+def test_a_loop_that_was_kept_shows_how_long(loop: JumpingLoop) -> None:
     delays: list[float] = []
 
     async def main() -> None:
         with LoopWatch(delays.append):
-            time.sleep(BLOCKED_S)
-            while not delays:
-                await asyncio.sleep(0)
+            loop.time_s += 3.0
+            await asyncio.sleep(2.5 * stalls.BEAT_S)
 
-    asyncio.run(main())
+    run_on(loop, main())
 
-    assert delays[0] >= BLOCKED_S - 0.001
-    assert min(delays) >= 0
+    assert delays == pytest.approx([3.0 - stalls.BEAT_S, 0.0, 0.0])
 
 
-def test_the_watch_ends_with_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stalls, "BEAT_S", 0.001)
+def test_the_watch_ends_with_its_block(loop: JumpingLoop) -> None:
     delays: list[float] = []
 
-    async def main() -> int:
+    async def main() -> None:
         with LoopWatch(delays.append):
-            while len(delays) < 3:
-                await asyncio.sleep(0)
-        told = len(delays)
-        await asyncio.sleep(0.01)
-        return told
+            await asyncio.sleep(3.5 * stalls.BEAT_S)
+        await asyncio.sleep(100 * stalls.BEAT_S)
 
-    told = asyncio.run(main())
+    run_on(loop, main())
 
-    assert len(delays) == told
+    assert delays == pytest.approx([0.0, 0.0, 0.0])
 
 
 def test_delays_are_a_histogram_without_labels() -> None:
