@@ -23,9 +23,9 @@ from router.flow.attempt import ModelFlow
 from router.flow.gate import Gate
 from router.flow.line import BatchLine, LineBounds
 from router.flow.relaying import Relays
-from router.http.client import BufferBudget
 from router.http.routes import build
 from router.http.service import Models, ModelService, RouterState
+from router.http.upload import BufferBudget
 from router.observe.metrics import Metrics
 from router.observe.stalls import LoopWatch
 from router.policy.admission import Admission, AdmissionRules, PoolRules

@@ -10,12 +10,11 @@ import asyncio
 import contextlib
 import gc
 import logging
-import resource
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -25,6 +24,8 @@ import uvloop
 
 from router.app import Runtime
 from router.cli.check import EXIT_UNUSABLE, note_on_proxies, report_problems
+from router.cli.listening import BACKLOG, allow_open_files, announce, listen
+from router.cli.queue_server import queue_url
 from router.cli.workers import HURRY_SIGNAL, Launch, WorkerStart, exit_with_parent, run_workers
 from router.config.environment import set_shared_metrics_dir
 from router.config.load import Overrides, load
@@ -33,7 +34,7 @@ from router.config.problems import ConfigErrors
 from router.http.inbound import InboundProtocol
 from router.observe import log as log_lines
 from router.observe.metrics import share_between_processes
-from router.queue.embedded import DataDirInUse, EmbeddedValkey, ValkeyFailed
+from router.queue.embedded import DataDirInUse, ValkeyFailed
 from router.queue.redis import QueueUnfit
 from router.tokens.api import TokenizerUnavailable
 
@@ -41,20 +42,8 @@ log = logging.getLogger(__name__)
 
 #: uvicorn's own wait after the grace: the last error events still have to go out.
 _LAST_WORDS_S = 2
-#: An embedded Valkey that died is started again after this pause, doubled each time up to the longest.
-_RESTART_PAUSE_S = 0.5
-_RESTART_PAUSE_MAX_S = 10.0
-_BACKLOG = 2048
 #: Engines that are up have given a token by then, so that the first requests find them; others are not waited for.
 _FIRST_LOOK_S = 2.0
-#: As long as the router itself waits for a client to read.
-_READER_STALL_MS = int(InboundProtocol.reader_stall_s * 1_000)
-#: The kernel asks after a silent client when it has heard nothing for so long, and again so often.
-_KEEPALIVE_IDLE_S = 60
-_KEEPALIVE_EVERY_S = 15
-#: Files of each call at most: the client's socket and the engine's. And what a process needs beside them.
-_FILES_PER_CALL = 2
-_OTHER_FILES = 256
 #: Net new containers before the youngest of them are looked through for cycles; Python's own 700 are passed by a few
 #: dozen calls under way. Calls leave no cycles behind, so little comes of looking: measured with 1,000 calls held and
 #: 64 more at a time, 4.5 us a call at 700 and 3.9 at 5,000 and above.
@@ -152,50 +141,6 @@ def new_router_id() -> str:
     return "router-" + secrets.token_hex(6)
 
 
-def listen(config: RouterConfig) -> socket.socket:
-    """The listening socket, bound. Raises: `OSError` with the address in its text."""
-    host, port = config.server.host, config.server.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Accepted sockets inherit it. What was written to a client that reads nothing keeps its connection open
-            # even after the server has closed it; only the kernel can end that.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _READER_STALL_MS)
-        # And a client that is gone without a word (its machine sleeps, its network is away) while there is nothing to
-        # write to it yet, as in a long prefill. It is given up after as long as a silent reader.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_KEEPIDLE"):
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_EVERY_S)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}. Set server.port or --port.") from error
-    return listener
-
-
-def allow_open_files(config: RouterConfig) -> None:
-    """Raise this process's limit of open files to what its connections need, as far as the system lets it, and say so
-    where that is not enough."""
-    needed = config.server.connections_max * _FILES_PER_CALL + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < needed:
-        log.warning(
-            "this process may open %d files, and server.connections_max %d may need %d: raise the limit (ulimit -n, "
-            "LimitNOFILE) or lower connections_max",
-            allowed,
-            config.server.connections_max,
-            needed,
-        )
-
-
 def settle_memory() -> None:
     """Take what the start has made out of the garbage collector's sight: it stays until the process ends.
 
@@ -205,46 +150,6 @@ def settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_YOUNG_MAX, *gc.get_threshold()[1:])
-
-
-def announce(config: RouterConfig, listener: socket.socket) -> None:
-    """The one line on stdout that says where the router listens; scripts wait for it."""
-    host = config.server.host
-    shown = f"[{host}]" if ":" in host else host
-    sys.stdout.write(f"router: serving on http://{shown}:{listener.getsockname()[1]}\n")
-    sys.stdout.flush()
-
-
-@contextlib.asynccontextmanager
-async def queue_url(config: RouterConfig) -> AsyncIterator[str]:
-    """Where the batch queue is: as configured, or an embedded server that lives as long as the block and is started
-    again whenever it dies."""
-    if not config.redis.is_embedded or all(model.batch is None for model in config.models.values()):
-        yield config.redis.url.reveal()
-        return
-    server = EmbeddedValkey(config.server.data_dir)
-    url = await server.start()
-    keeper = asyncio.create_task(_keep_alive(server))
-    try:
-        yield url
-    finally:
-        keeper.cancel()
-        await asyncio.wait({keeper})
-        await server.stop()
-
-
-async def _keep_alive(server: EmbeddedValkey) -> None:
-    pause_s = _RESTART_PAUSE_S
-    while True:
-        code = await server.wait()
-        log.error("the embedded Valkey ended with code %d; starting it again", code)
-        try:
-            await server.start()
-            pause_s = _RESTART_PAUSE_S
-        except (ValkeyFailed, DataDirInUse, OSError) as error:
-            log.error("the embedded Valkey did not start: %s", error)
-            pause_s = min(_RESTART_PAUSE_MAX_S, pause_s * 2)
-        await asyncio.sleep(pause_s)
 
 
 class StopSignals:
@@ -289,7 +194,7 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             # Calls are refused at `connections_max`; past this many connections everything is, so probes need some
             # above it.
             limit_concurrency=config.server.connections_max + _PROBE_CONNECTIONS,

@@ -14,7 +14,7 @@ from router.flow.answer import Answer
 from router.flow.job import Job, Refusal
 from router.flow.outgoing import client_headers
 from router.flow.unreported import probable_tokens
-from router.http.client import Body, ClientLeft, ClientWatch, Reply, exchange_of
+from router.http.client import ClientLeft, ClientWatch, Reply, exchange_of
 from router.http.exchange import Exchange
 from router.http.head import HEAD, Head
 from router.http.parsing import LIGHT_ENDPOINTS, parse
@@ -22,6 +22,7 @@ from router.http.responses import locate
 from router.http.service import ModelService, RouterState
 from router.http.sizing import Sized, size_up
 from router.http.stream import send_answer
+from router.http.upload import Body
 from router.observe.log import log_request
 from router.observe.metrics import UNKNOWN
 from router.policy.classify import Reason

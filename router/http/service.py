@@ -11,7 +11,7 @@ from router.config.keys import KeyRing
 from router.config.model import ModelConfig, RouterConfig
 from router.errors import ApiError
 from router.flow.attempt import ModelFlow
-from router.http.client import BufferBudget
+from router.http.upload import BufferBudget
 from router.observe.metrics import Metrics
 from router.policy.classify import Shapes
 from router.policy.demand import RequestClass

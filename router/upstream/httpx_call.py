@@ -1,4 +1,4 @@
-"""HTTP to one relay, over httpx: the only file of the request path that knows httpx.
+"""HTTP to one relay, over httpx, which this file and `httpx_response.py` alone know on the path of a request.
 
 Rules of this file:
 - Direct: no proxy but the configured one, nothing from the environment, no redirect, no cookie, no retry.
@@ -13,9 +13,9 @@ A request that was lost may have started: see `connection.py`.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -26,20 +26,16 @@ from router.upstream.api import (
     ConnectFailed,
     ConnectionsBusy,
     ConnectTimedOut,
-    ReadOnly,
-    UpstreamError,
     UpstreamLost,
     UpstreamRequest,
     UpstreamTimeout,
 )
-from router.upstream.headers import first, own_headers, returned_headers, sendable
+from router.upstream.headers import own_headers, sendable
+from router.upstream.httpx_response import CLOSE_WAIT_S, HttpxResponse, HttpxWire, as_text
 
 #: Shorter than the keep-alive of the servers that are known to close early.
 KEEPALIVE_EXPIRY_S = 4.0
 CONNECTIONS_MAX = 512
-
-#: Closing is an abort of the socket and takes no time; this bounds a TLS library that disagrees.
-_CLOSE_WAIT_S = 2.0
 
 #: httpx refuses longer URLs.
 _PATH_MAX_BYTES = 60_000
@@ -74,8 +70,8 @@ class HttpxUpstream:
         self._socket_path = socket_path
         self._places = asyncio.Semaphore(connections_max)
         #: Oldest first.
-        self._idle: deque[_Wire] = deque()
-        self._busy: set[_Wire] = set()
+        self._idle: deque[HttpxWire] = deque()
+        self._busy: set[HttpxWire] = set()
         #: Set while anything is idle.
         self._expiry: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -88,7 +84,7 @@ class HttpxUpstream:
 
     async def open(
         self, request: UpstreamRequest, *, connect_s: float, first_byte_s: float, idle_s: float
-    ) -> "HttpxResponse":
+    ) -> HttpxResponse:
         """See `api.Upstream`. Raises also `ConnectionsBusy` where no connection came free within `connect_s`, and
         `ApiError` for a path that no URL can hold."""
         outgoing = self._outgoing(request, connect_s)
@@ -118,23 +114,23 @@ class HttpxUpstream:
             self._close_later(wire.drop())
         self._idle.clear()
         if self._closing:
-            await asyncio.wait(set(self._closing), timeout=_CLOSE_WAIT_S)
+            await asyncio.wait(set(self._closing), timeout=CLOSE_WAIT_S)
 
     def let_go(
-        self, raw: httpx.Response, wire: "_Wire", pending: asyncio.Task[bytes] | None, *, is_read: bool
+        self, raw: httpx.Response, wire: HttpxWire, pending: asyncio.Task[bytes] | None, *, is_read: bool
     ) -> asyncio.Task[None]:
         """An answer is done with: keep its connection where it was read to the end, else close it. Once per answer.
         `pending` is a read of it that is under way."""
         return self._let_go(self._settle(raw, wire, pending, is_read=is_read), wire)
 
-    def _let_go(self, close: Coroutine[Any, Any, None], wire: "_Wire") -> asyncio.Task[None]:
+    def _let_go(self, close: Coroutine[Any, Any, None], wire: HttpxWire) -> asyncio.Task[None]:
         self._busy.discard(wire)
         task = self._close_later(close)
         task.add_done_callback(lambda _: self._places.release())
         return task
 
     async def _settle(
-        self, raw: httpx.Response, wire: "_Wire", pending: asyncio.Task[bytes] | None, *, is_read: bool
+        self, raw: httpx.Response, wire: HttpxWire, pending: asyncio.Task[bytes] | None, *, is_read: bool
     ) -> None:
         if pending is not None:
             pending.cancel()
@@ -151,7 +147,7 @@ class HttpxUpstream:
             self._idle.append(wire)
             self._expire_later()
 
-    def _new_wire(self) -> "_Wire":
+    def _new_wire(self) -> HttpxWire:
         transport = httpx.AsyncHTTPTransport(
             verify=self._ssl,
             trust_env=False,
@@ -159,9 +155,9 @@ class HttpxUpstream:
             proxy=self._proxy,
             uds=self._socket_path,
         )
-        return _Wire(transport)
+        return HttpxWire(transport)
 
-    def _take_wire(self) -> "_Wire":
+    def _take_wire(self) -> HttpxWire:
         """The connection used last, as it is the likeliest to be open still."""
         self._close_expired()
         wire = self._idle.pop() if self._idle else self._new_wire()
@@ -214,120 +210,6 @@ class HttpxUpstream:
         return task
 
 
-class _Wire:
-    """One connection: a transport of its own, because a shared pool of httpx forgets a connection, with its socket
-    open, when a request is cancelled right after connecting."""
-
-    __slots__ = ("_sockets", "idle_since_s", "transport")
-
-    def __init__(self, transport: httpx.AsyncHTTPTransport) -> None:
-        self.transport = transport
-        self.idle_since_s = 0.0
-        #: What was connected and is not yet the transport's own: a TLS handshake may be cancelled in between.
-        self._sockets: list[Any] = []
-
-    async def trace(self, event: str, info: dict[str, Any]) -> None:
-        """httpx tells of its steps; all but a new socket is ignored."""
-        if event in ("connection.connect_tcp.complete", "connection.connect_unix_socket.complete"):
-            self._sockets = [info["return_value"]]
-
-    async def drop(self) -> None:
-        """Close the socket, in whatever state the exchange on it is."""
-        sockets, self._sockets = self._sockets, []
-        for socket in sockets:
-            await socket.aclose()
-        await self.transport.aclose()
-
-
-class HttpxResponse(ReadOnly):
-    """`api.UpstreamResponse` over httpx. Holds one connection of its upstream until it is closed or read to its end."""
-
-    def __init__(
-        self,
-        upstream: HttpxUpstream,
-        raw: httpx.Response,
-        wire: _Wire,
-        deadline_s: float,
-        first_byte_s: float,
-        idle_s: float,
-    ) -> None:
-        assert isinstance(raw.stream, httpx.AsyncByteStream)
-        self._upstream = upstream
-        self._raw = raw
-        self._wire = wire
-        self._body = raw.stream.__aiter__()
-        self._first_byte_deadline_s = deadline_s
-        self._first_byte_s = first_byte_s
-        self._idle_s = idle_s
-        #: A read that outlives a caller who was cancelled: httpx loses what is cancelled.
-        self._pending: asyncio.Task[bytes] | None = None
-        self._is_begun = False
-        self._is_read = False
-        self._closing: asyncio.Task[None] | None = None
-        self._error: UpstreamError | None = None
-        self.status = raw.status_code
-        self.headers = returned_headers(raw.headers.raw)
-
-    def header(self, name: bytes) -> bytes | None:
-        return first(self.headers, name)
-
-    async def read(self) -> bytes:
-        """See `api.UpstreamResponse`."""
-        if self._error is not None:
-            raise self._error
-        if self._is_read:
-            return b""
-        loop = asyncio.get_running_loop()
-        phase: Literal["first_byte", "idle"] = "idle" if self._is_begun else "first_byte"
-        limit_s = self._idle_s if self._is_begun else self._first_byte_s
-        left_s = self._idle_s if self._is_begun else max(0.0, self._first_byte_deadline_s - loop.time())
-        if self._pending is None:
-            self._pending = loop.create_task(_next_of(self._body))
-        pending = self._pending
-        done, _ = await asyncio.wait({pending}, timeout=left_s)
-        if not done:
-            raise self._failed(UpstreamTimeout(phase, limit_s))
-        self._pending = None
-        if pending.cancelled():
-            raise self._failed(UpstreamLost("the answer was closed before its end"))
-        error = pending.exception()
-        if isinstance(error, httpx.TransportError):
-            raise self._failed(UpstreamLost(_text(error))) from error
-        if error is not None:
-            raise error
-        chunk = pending.result()
-        self._is_begun = True
-        if not chunk:
-            self._is_read = True
-            # The connection is back for the next request when the end is known.
-            await asyncio.wait({self._close()}, timeout=_CLOSE_WAIT_S)
-        return chunk
-
-    def close(self) -> None:
-        """See `api.UpstreamResponse`."""
-        self._close()
-
-    def _close(self) -> asyncio.Task[None]:
-        if self._closing is None:
-            if not self._is_read and self._error is None:
-                self._error = UpstreamLost("the answer was closed before its end")
-            self._closing = self._upstream.let_go(self._raw, self._wire, self._pending, is_read=self._is_read)
-        return self._closing
-
-    def _failed(self, error: UpstreamError) -> UpstreamError:
-        self._error = self._error or error
-        self.close()
-        return self._error
-
-
-async def _next_of(body: AsyncIterator[bytes]) -> bytes:
-    """The next piece that holds anything; empty at the end."""
-    async for chunk in body:
-        if chunk:
-            return chunk
-    return b""
-
-
 async def _quietly(close: Coroutine[Any, Any, None]) -> None:
     """A connection that cannot be closed properly is gone just the same."""
     with suppress(httpx.HTTPError, OSError):
@@ -352,12 +234,7 @@ def _base_url(name: str, base_url: str) -> tuple[httpx.URL, str | None]:
 def _translated(error: httpx.TransportError) -> ConnectFailed | UpstreamLost:
     """What went wrong before the status was here, in our words."""
     if isinstance(error, httpx.ConnectTimeout):
-        return ConnectTimedOut(_text(error))
+        return ConnectTimedOut(as_text(error))
     if isinstance(error, httpx.ConnectError | httpx.ProxyError | httpx.UnsupportedProtocol):
-        return ConnectFailed(_text(error))
-    return UpstreamLost(_text(error))
-
-
-def _text(error: httpx.TransportError) -> str:
-    """Names the exception: several of httpx's have an empty text."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return ConnectFailed(as_text(error))
+    return UpstreamLost(as_text(error))

@@ -3,7 +3,7 @@
 import socket
 from pathlib import Path
 
-from router.cli.serve import listen
+from router.cli.listening import listen
 from router.config.load import Overrides, load
 
 EXAMPLE = Path(__file__).parents[2] / "pools.yaml"

@@ -10,10 +10,11 @@ from router.clock import SystemClock
 from router.config.keys import KeyRing
 from router.config.load import load
 from router.config.schema import Grant
-from router.http.client import BufferBudget, router_headers
+from router.http.client import router_headers
 from router.http.guard import OPEN_PATHS
 from router.http.routes import INFERENCE_PATHS, build
 from router.http.service import Models, RouterState
+from router.http.upload import BufferBudget
 from router.observe.metrics import Metrics
 from router.policy.classify import Reason
 from router.request import Count, RequestRecord

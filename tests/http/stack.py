@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 import httpx
 
 from router.app import Runtime
-from router.cli.serve import StopSignals, listen, new_router_id, queue_url, serve_runtime
+from router.cli.listening import listen
+from router.cli.queue_server import queue_url
+from router.cli.serve import StopSignals, new_router_id, serve_runtime
 from router.config.load import load
 from router.sim.log import LogEntry
 from router.sim.options import SimServerOptions

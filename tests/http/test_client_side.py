@@ -10,8 +10,9 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from router.errors import ApiError, ErrorShape
-from router.http.client import Body, BufferBudget, ClientLeft, ClientWatch, Reply, exchange_of
+from router.http.client import ClientLeft, ClientWatch, Reply, exchange_of
 from router.http.inbound import InboundProtocol
+from router.http.upload import Body, BufferBudget
 from router.request import RequestRecord
 from tests.flow.jumping import JumpingLoop, run_on
 

@@ -11,8 +11,8 @@ import pytest
 from starlette.types import Message, Scope
 
 from router.errors import ApiError
-from router.http.client import Body, BufferBudget
 from router.http.inflate import STEP_MAX_BYTES, Inflater
+from router.http.upload import Body, BufferBudget
 from tests.http.scripted import ScriptedEngine
 from tests.http.setting import chat_body
 from tests.http.stack import Stack, fresh

@@ -158,7 +158,7 @@ async def test_a_client_that_reads_nothing_any_more_is_given_up_and_its_engine_i
 
 async def test_the_connection_of_a_client_that_reads_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InboundProtocol, "reader_stall_s", 0.1)
-    monkeypatch.setattr("router.cli.serve._READER_STALL_MS", 300)
+    monkeypatch.setattr("router.cli.listening._READER_STALL_MS", 300)
 
     async def torrent(_: SeenRequest, connection: Connection) -> None:
         await connection.send(STREAM_HEAD + piece(chunk("a" * 60_000)) * 200)
