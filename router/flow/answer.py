@@ -130,6 +130,10 @@ class Answer:
         preface, self.preface = self.preface, b""
         return preface
 
+    def hold(self) -> None:
+        """Have the engine wait until `read` or `forward` is called again."""
+        self.response.hold()
+
     async def forward(self, take: Take) -> None:
         """Hand the client's bytes to `take` as soon as they come, until the end or until `take` says False: then `read`
         goes on. Raises: as `read`, and what `take` raises."""

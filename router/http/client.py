@@ -128,8 +128,13 @@ class Reply:
         except OSError:
             raise ClientLeft from None
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the client takes what comes, as far as is known."""
+        return self._exchange is None or self._exchange.has_room
+
     async def room(self) -> None:
-        """Wait until the client takes more. Whoever waits here before asking for a piece need not keep it meanwhile."""
+        """Wait until the client takes more."""
         exchange = self._exchange
         if exchange is not None and not exchange.has_room:
             await exchange.drain()

@@ -56,7 +56,9 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
 
 async def _more(answer: Answer, reply: Reply) -> bytes:
     """What comes next. Until the client has room nothing is taken from the engine: it would have to be kept."""
-    await reply.room()
+    if not reply.has_room:
+        answer.hold()
+        await reply.room()
     return await answer.read()
 
 

@@ -100,6 +100,10 @@ class UpstreamResponse(Protocol):
         raises is raised here. Cancelled, nothing more is handed over and no byte is lost."""
         ...
 
+    def hold(self) -> None:
+        """Take nothing more from the other side until the next `read` or `forward`; for a reader that has no room."""
+        ...
+
     def close(self) -> None:
         """Idempotent, at any time, also while a `read` waits, which then raises. Never raises. Unless the whole answer
         has arrived the socket is closed, never used again: that is the only way an engine hears of an abort."""
@@ -114,6 +118,9 @@ class ReadOnly:
 
     async def read(self) -> bytes:
         raise NotImplementedError
+
+    def hold(self) -> None:
+        """It reads nothing that is not asked for."""
 
     async def forward(self, take: Take) -> None:
         while (piece := await self.read()) and take(piece):

@@ -153,6 +153,10 @@ class WireResponse:
                 wire.hold()
                 self.wake()
 
+    def hold(self) -> None:
+        if self.wire is not None:
+            self.wire.hold()
+
     def close(self) -> None:
         if self.pieces or self.wire is not None:
             self.pieces.clear()

@@ -204,8 +204,10 @@ async def test_the_openai_client_gets_a_last_event_whose_blank_line_the_engine_l
 
 # -- readers --------------------------------------------------------------------------------------------------------
 
-#: What the router may hold of one stream: a client's buffer that is not full yet, and one read from the engine more.
-HELD_MAX_BYTES = (64 + 256) * 1024
+EVENT = piece(chunk("x" * 10_000))
+#: What the router may hold of one stream: a client's buffer that is not full yet, what came before its task had a turn,
+#: with one read from the engine more, and an event that is not whole. Mostly that is one read alone.
+HELD_MAX_BYTES = (64 + 64 + 256) * 1024 + len(EVENT)
 PART = piece(chunk("x" * 100_000))
 
 
@@ -221,8 +223,8 @@ async def test_while_a_client_does_not_read_its_engine_is_not_read_either(house:
         await connection.send(STREAM_HEAD)
         try:
             while written < 200_000_000:
-                await connection.send(PART)
-                written += len(PART)
+                await connection.send(EVENT)
+                written += len(EVENT)
         except ConnectionError:
             engine.taken_back += 1
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from router.upstream.api import UpstreamLost, UpstreamTimeout
+from tests.http.stack import still
 
 from .fakes import STREAM_HEAD, Connection, RawServer, Script, piece, rest_of, run
 from .test_contract import Kind, kind, open_, upstream
@@ -73,6 +74,33 @@ def test_a_taker_that_has_enough_is_left_alone_and_read_goes_on_where_it_stopped
             assert taken == [b"a"]
             assert await rest_of(response) == b"b"
             response.close()
+
+    run(body())
+
+
+def test_of_an_answer_on_hold_nothing_more_is_taken_until_it_is_asked_for(kind: Kind) -> None:
+    """Many times what a socket and its readers ahead hold: some of it has to stay with who sends it."""
+    size = 64 << 20
+
+    async def body() -> None:
+        is_all_out = asyncio.Event()
+
+        async def script(connection: Connection) -> None:
+            await connection.request()
+            await connection.send(STREAM_HEAD)
+            await connection.send(piece(b"x" * size) + END)
+            is_all_out.set()
+            await connection.closed()
+
+        async with RawServer(script) as server, upstream(kind, server.url) as it:
+            response = await open_(it)
+            response.hold()
+            was_all_out = await still(is_all_out.is_set)
+            whole = await rest_of(response)
+            response.close()
+
+            assert not was_all_out
+            assert len(whole) == size
 
     run(body())
 
