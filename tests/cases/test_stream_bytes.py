@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.cases.house import House, house_of, leave, sent
+from tests.cases.house import CaseEngine, House, house_of, leave, sent
 from tests.cases.sockets import bytes_read, bytes_written
 from tests.http.scripted import DONE, chunk, says
 from tests.http.setting import chat_body
@@ -214,8 +214,7 @@ PART = piece(chunk("x" * 100_000))
 @pytest.mark.parametrize(
     "body", [STREAM, request("/v1/chat/completions", json.dumps(chat_body()).encode())], ids=["stream", "plain"]
 )
-async def test_while_a_client_does_not_read_its_engine_is_not_read_either(house: House, body: bytes) -> None:
-    engine = house.engines["c"]
+async def test_while_a_client_does_not_read_its_engine_is_not_read_either(body: bytes) -> None:
     written = 0
 
     async def torrent(_: SeenRequest, connection: Connection) -> None:
@@ -228,14 +227,16 @@ async def test_while_a_client_does_not_read_its_engine_is_not_read_either(house:
         except ConnectionError:
             engine.taken_back += 1
 
-    engine.answering = torrent
-    # No stream of asyncio's, which would read ahead.
-    with socket.create_connection(("127.0.0.1", house.port)) as client:
-        client.sendall(body)
-        await still(lambda: written)
-        written_by_engine = written
-        held = bytes_read(engine.port) - bytes_written(house.port, client.getsockname()[1])
-    await until(lambda: engine.taken_back == 1)
+    engine = CaseEngine(torrent)
+    # Engines of its own: what is read from a connection is counted from its beginning.
+    async with house_of(chat={"c": engine}) as house:
+        # No stream of asyncio's, which would read ahead.
+        with socket.create_connection(("127.0.0.1", house.port)) as client:
+            client.sendall(body)
+            written_by_engine = await still(lambda: written)
+            held = bytes_read(engine.port) - bytes_written(house.port, client.getsockname()[1])
+        await until(lambda: engine.taken_back == 1)
+        engine.answering = says()
 
     assert 1_000_000 < written_by_engine < 200_000_000
     assert held < HELD_MAX_BYTES
