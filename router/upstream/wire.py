@@ -70,6 +70,7 @@ class Wire(asyncio.Protocol):
         "_owner",
         "_parser",
         "_poll",
+        "_refusal",
         "_response",
         "_transport",
         "_unread_bytes",
@@ -99,15 +100,15 @@ class Wire(asyncio.Protocol):
         self._is_paused = False
         self._is_sending = False
         self._writes_wait = False
-        self._forget_answer(is_head_only=False)
-
-    def _forget_answer(self, *, is_head_only: bool) -> None:
+        # What the parser has met of the answer under way.
         self._is_in_head = True
         self._is_at_end = False
         self._is_chunked = False
-        self._is_head_only = is_head_only
+        self._is_head_only = False
         self._may_stay = False
         self._named: bytes | None = None
+        #: Why it is no answer, where it was us who stopped the parser.
+        self._refusal: str | None = None
 
     # -- for the owner ----------------------------------------------------------------------------------------------
 
@@ -122,7 +123,9 @@ class Wire(asyncio.Protocol):
     def ask(self, data: bytes, *, is_head_only: bool, first_byte_s: float, idle_s: float) -> WireResponse:
         """Write a request, or the head of one whose body `send_large` writes. Its first-byte limit runs from here."""
         assert self._response is None, "one request at a time"
-        self._forget_answer(is_head_only=is_head_only)
+        # Where there was an answer before, it was whole: nothing else of it is left.
+        self._is_in_head, self._is_at_end, self._is_chunked, self._named = True, False, False, None
+        self._is_head_only = is_head_only
         self._barren_bytes = self._unread_bytes = 0
         self._response = response = WireResponse(self, self.loop.time() + first_byte_s, first_byte_s, idle_s)
         assert self._transport is not None
@@ -233,12 +236,11 @@ class Wire(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            refusal = error.__context__ or error
-            if not isinstance(refusal, httptools.HttpParserError | httptools.HttpParserUpgrade):
-                raise
+            if self._refusal is None and isinstance(error, httptools.HttpParserCallbackError):
+                raise  # a fault of ours
             self._may_stay = False
             if not self._is_at_end:
-                response.fail(UpstreamLost(f"no answer in HTTP/1.1: {refusal}"))
+                response.fail(UpstreamLost(f"no answer in HTTP/1.1: {self._refusal or error}"))
                 return
         if self._is_at_end:
             self._end(response)
@@ -304,9 +306,14 @@ class Wire(asyncio.Protocol):
 
     # -- httptools --------------------------------------------------------------------------------------------------
 
+    def _refuse(self, why: str) -> httptools.HttpParserError:
+        """What to raise to stop the parser, which tells only that it was stopped."""
+        self._refusal = why
+        return httptools.HttpParserError(why)
+
     def on_message_begin(self) -> None:
         if self._is_at_end:
-            raise httptools.HttpParserError("bytes after the end of the answer")
+            raise self._refuse("bytes after the end of the answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_head:
@@ -317,7 +324,7 @@ class Wire(asyncio.Protocol):
             self._response.headers.append((name, value))
         elif name == b"transfer-encoding":
             if self._is_chunked or value.strip().lower() != b"chunked":
-                raise httptools.HttpParserError("a transfer coding that is not chunked")
+                raise self._refuse("a transfer coding that is not chunked")
             self._is_chunked = True
         elif name == b"connection" and value.lower() not in _PLAIN_CONNECTION:
             self._named = value if self._named is None else self._named + b"," + value
@@ -328,7 +335,7 @@ class Wire(asyncio.Protocol):
         status: int = self._parser.get_status_code()
         if status < 200:
             if status == 101:
-                raise httptools.HttpParserError("it switched to a protocol that nobody asked for")
+                raise self._refuse("it switched to a protocol that nobody asked for")
             response.headers.clear()
             self._is_chunked, self._named = False, None
             return
