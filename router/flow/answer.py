@@ -9,17 +9,19 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Self
 
-from router.clock import Clock
 from router.flow.lease import Lease
+from router.flow.target import Target
 from router.policy.outcome import Outcome
 from router.request import ParsedRequest, RequestRecord
 from router.upstream.api import Headers, Take, UpstreamError, UpstreamResponse, UpstreamTimeout
-from router.upstream.sse import Event, EventSplitter, FirstEvent, UsageReader, first_event_kind, is_usage_only
+from router.upstream.sse import Event, EventSplitter, FirstEvent, UsageReader, first_event_kind, is_usage_only, usage_of
 
 #: What may come before the first token (comments, role-only chunks) and is held back with it.
 _PREFACE_MAX_BYTES = 256 * 1024
 _DONE = b"data: [DONE]"
 _LAST_DONE = _DONE + b"\n\n"
+
+_COMPLETED = Outcome.COMPLETED
 
 
 class Answer:
@@ -28,12 +30,12 @@ class Answer:
 
     __slots__ = (
         "_added_usage_option",
-        "_clock",
         "_first_byte_s",
         "_grows",
         "_meter",
-        "_on_output",
         "_splitter",
+        "_target",
+        "_whole",
         "headers",
         "is_stream",
         "is_whole",
@@ -53,33 +55,29 @@ class Answer:
         response: UpstreamResponse,
         request: ParsedRequest,
         record: RequestRecord,
-        clock: Clock,
-        *,
-        is_stream: bool,
+        target: Target,
+        lease: Lease | None,
         first_byte_s: float,
-        lease: Lease | None = None,
-        on_output: Callable[[], None] | None = None,
-        on_cut: Callable[[], None] | None = None,
+        is_stream: bool,
     ) -> None:
-        """`on_output` is told of the first generated token, `on_cut` when the upstream fails amid its answer.
-        `first_byte_s` bounds the wait for the first token of a stream, which comments do not end."""
+        """`first_byte_s` bounds the wait for the first token of a stream, which comments do not end."""
         self.status = response.status
         self.headers: Headers = response.headers
         self.is_stream = is_stream
         self.is_whole = False
         self.preface = b""
         #: How this ends if nothing else happens.
-        self.outcome = Outcome.COMPLETED
+        self.outcome = _COMPLETED
         self.response = response
         self.request = request
         self.record = record
         self.lease = lease
-        self.on_cut = on_cut
-        self._clock = clock
+        self.on_cut: Callable[[], None] | None = target.on_cut
+        self._target = target
         self._first_byte_s = first_byte_s
-        self._on_output = on_output
-        # The endpoint is its own value; to ask an enumeration for it takes longer.
-        self._meter = UsageReader(request.endpoint)
+        #: Of a plain answer: all of it where it came as a whole; else it is metered as it passes.
+        self._whole = b""
+        self._meter: UsageReader | None = UsageReader(request.endpoint) if is_stream else None
         self._splitter = EventSplitter() if is_stream else None
         #: Of a stream, what came with data from the first token on, `[DONE]` left out: about as many as tokens.
         self.output_events = 0
@@ -97,7 +95,11 @@ class Answer:
         """Give back the lease, then the socket. Idempotent."""
         if self.lease is not None:
             self.lease.release()
-        usage = self._meter.usage
+        if self._whole:
+            usage = usage_of(self._whole, self.request.endpoint)
+            self._whole = b""
+        else:
+            usage = self._meter.usage if self._meter is not None else None
         if usage is not None:
             self.record.prompt_tokens_used = usage.prompt_tokens
             self.record.completion_tokens_used = usage.completion_tokens
@@ -179,29 +181,32 @@ class Answer:
         self.preface = b"".join(held)
         return found
 
-    def take_whole(self) -> bool:
-        """Take a plain answer that is all here as the `preface`. False: it is not."""
-        body = self.response.whole()
-        if body is None:
-            return False
-        self.is_whole = True
-        self.preface = body
-        self._meter.see_body_tail(body)
-        return True
-
-    async def read_whole(self, max_bytes: int) -> None:
-        """Wait for it: read a plain answer into the `preface`, whole unless it has more than `max_bytes`."""
+    async def read_whole(self, max_bytes: int) -> bytes | None:
+        """Wait for a plain answer, to be given to `take_whole`. None where it has more than `max_bytes`: what has come
+        is then the `preface`."""
         parts: list[bytes] = []
         size = 0
         while size < max_bytes:
             chunk = await self.response.read()
             if not chunk:
-                self.is_whole = True
-                break
+                return b"".join(parts)
             parts.append(chunk)
             size += len(chunk)
-        self.preface = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._meter.see_body_tail(self.preface)
+        self.preface = b"".join(parts)
+        self._see_plain(self.preface)
+        return None
+
+    def take_whole(self, body: bytes) -> None:
+        """`body` is all of a plain answer. The engine is done with it, so its place goes back before the client has
+        it."""
+        self.is_whole = True
+        self.preface = self._whole = body
+        self.record.first_token_at_s = self._target.clock.now_s()
+        if self._target.on_output is not None:
+            self._target.on_output()
+        if self.lease is not None:
+            self.lease.release(is_answered=True)
+            self.lease = None
 
     def replace(self, status: int, body: bytes) -> None:
         """Another answer goes to the client instead: an error in JSON. What is left of this one is not read."""
@@ -216,16 +221,16 @@ class Answer:
     def saw_output(self) -> None:
         """The first generated token is here."""
         if self.record.first_token_at_s is None:
-            self.record.first_token_at_s = self._clock.now_s()
-            if self._on_output is not None:
-                self._on_output()
+            self.record.first_token_at_s = self._target.clock.now_s()
+            if self._target.on_output is not None:
+                self._target.on_output()
             if self.lease is not None:
                 self.lease.first_token()
 
     def _pass_on(self, chunk: bytes) -> bytes:
         """Meter `chunk`; the bytes of it that are ready for the client."""
         if self._splitter is None:
-            self._meter.see_body_tail(chunk)
+            self._see_plain(chunk)
             return chunk
         if self.record.first_token_at_s is None:
             out = self._events(self._splitter.feed(chunk))
@@ -238,6 +243,11 @@ class Answer:
         self._grow(plain - chunk.endswith(_LAST_DONE))
         return chunk
 
+    def _see_plain(self, chunk: bytes) -> None:
+        if self._meter is None:
+            self._meter = UsageReader(self.request.endpoint)
+        self._meter.see_body_tail(chunk)
+
     def _flush(self) -> bytes:
         return b"" if self._splitter is None else self._events(self._splitter.flush())
 
@@ -246,14 +256,15 @@ class Answer:
 
     def _event(self, event: Event) -> bytes:
         """Look at one event; what of it goes to the client."""
-        raw = event.raw
+        raw, meter = event.raw, self._meter
+        assert meter is not None, "a stream has one from its start"
         if event.kind != "data":
-            self._meter.see(event)
+            meter.see(event)
             return raw
         if self.record.first_token_at_s is None and first_event_kind(event).has_output:
             self.saw_output()
         if b'"usage"' in raw:
-            self._meter.see(event)
+            meter.see(event)
             if self._added_usage_option and is_usage_only(event):
                 return b""
         if (b'"error"' in raw or b'"abort"' in raw) and first_event_kind(event).kind in ("error", "abort"):
@@ -277,5 +288,5 @@ class Answer:
     def _check_first_token_in_time(self) -> None:
         """Comments show that the engine lives, not that it will ever answer."""
         sent_at_s = self.record.sent_at_s
-        if sent_at_s is not None and self._clock.now_s() - sent_at_s > self._first_byte_s:
+        if sent_at_s is not None and self._target.clock.now_s() - sent_at_s > self._first_byte_s:
             raise UpstreamTimeout("first_byte", self._first_byte_s)

@@ -11,7 +11,7 @@ this module until it hands out an `Answer`, then the answer.
 
 from collections.abc import Coroutine, Mapping
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -28,6 +28,7 @@ from router.flow.reading import ask
 from router.flow.refusal import no_place, not_queued
 from router.flow.relaying import Relays
 from router.flow.suspects import Suspects
+from router.flow.target import Target
 from router.observe.metrics import Metrics
 from router.observe.tallies import Cells
 from router.policy.affinity import AffinityResult, Prefix, prefix_of
@@ -49,6 +50,8 @@ _BUSY_PAUSE_S = 0.2
 _BATCH_PAUSE_S = 1.0
 #: A plain answer's first byte comes with its last token: so many seconds more for each token it may have.
 _S_PER_OUTPUT_TOKEN = 0.25
+_CHAT: Final = RequestClass.CHAT
+_BATCH: Final = RequestClass.BATCH
 _GENERATING = frozenset(endpoint for endpoint in Endpoint if endpoint.generates)
 
 
@@ -76,7 +79,16 @@ class ModelFlow:
         self._rules = RetryRules(config.attempts_max, config.retry_started)
         chat = config.chat
         self._targets = {
-            name: _Target(engine, metrics.attempts.cells(config.name, name, "answered"))
+            name: _EngineTarget(
+                f"Engine {name}",
+                engine.upstream,
+                clock,
+                config.commit_after_s,
+                engine.note_request_ok,
+                engine.note_request_lost,
+                engine,
+                metrics.attempts.cells(config.name, name, "answered"),
+            )
             for name, engine in engines.items()
         }
         self._limits = {pool.request_class: _Limits(pool.timeouts) for pool in config.pools}
@@ -95,7 +107,7 @@ class ModelFlow:
             job = self._with_pool_of_its_engine(job, record)
         elif self.config.affinity and job.request.endpoint in _GENERATING and self.gate.has_choice[job.request_class]:
             prefix = prefix_of(job.request.prefix_bytes())
-        is_chat = job.request_class is RequestClass.CHAT
+        is_chat = job.request_class is _CHAT
         budget = AttemptBudget(self._rules)
         excluded = NOBODY
         hold_until_s: float | None = None
@@ -126,19 +138,19 @@ class ModelFlow:
                 hold_until_s = record.arrived_at_s + self._hold_s
                 if not is_chat and failed.failure.passes:
                     # It costs batch time, which it has, not attempts; the queue's longest wait bounds it.
-                    self.gate.pause(lease.engine, _BATCH_PAUSE_S)
+                    self.gate.pause(lease.place.engine, _BATCH_PAUSE_S)
                     budget.forgive()
                 elif failed.failure is Failure.BUSY:
-                    self.gate.pause(lease.engine, _BUSY_PAUSE_S)
+                    self.gate.pause(lease.place.engine, _BUSY_PAUSE_S)
                 else:
-                    excluded |= {lease.engine}
+                    excluded |= {lease.place.engine}
                 if not budget.may_try_again(failed.failure):
                     raise Refusal(failed.error, failed.outcome) from failed
             except BaseException as error:
                 self._give_up(job, lease, error)
                 raise
             else:
-                self._targets[lease.engine].answered[0] += 1
+                self._targets[lease.place.engine].answered[0] += 1
                 if record.first_token_at_s is None:
                     self._watch_for_cut(job, lease, answer)
                 elif self._suspects.deaths:
@@ -161,7 +173,8 @@ class ModelFlow:
             record.attempts += 1
             record.note_sent(self._clock.now_s())
             try:
-                return await self._ask(job, self._targets[name], self.config.pools[0].timeouts, None, record)
+                outgoing = to_engine(job.request, job.headers, self.config.served_model_name, job.edits)
+                return await ask(self._targets[name], outgoing, job.request, record, self.config.pools[0].timeouts)
             except AttemptFailed as failed:
                 tell(engine, failed)
                 refusal = Refusal(failed.error, failed.outcome)
@@ -219,20 +232,22 @@ class ModelFlow:
 
     def _begin(self, job: Job, lease: Lease, record: RequestRecord) -> Coroutine[Any, Any, Answer]:
         """One request to one engine, to be awaited. Raises: `AttemptFailed`; then `_give_up` is due."""
-        target, pool = self._targets[lease.engine], self._limits[lease.pool]
-        record.engine, record.pool = lease.engine, lease.pool
-        if lease.affinity is not None:
-            self._affinity[lease.affinity][0] += 1
-        if lease.borrowed:
+        request, place = job.request, lease.place
+        target, pool = self._targets[place.engine], self._limits[place.pool]
+        record.engine, record.pool = place.engine, place.pool
+        if place.affinity is not None:
+            self._affinity[place.affinity][0] += 1
+        if place.borrowed:
             self._note_borrowed(record)
         limits = pool.timeouts
-        if not job.request.stream:
-            if job.request.endpoint in _GENERATING:
+        if not request.stream:
+            if request.endpoint in _GENERATING:
                 limits = pool.of_plain_answer(job.demand.output_tokens)
-            if job.request_class is RequestClass.BATCH:
+            if job.request_class is _BATCH:
                 lease.expect_first_token(_prefill_s(job, target.engine))
         record.note_sent(self._clock.now_s())
-        return self._ask(job, target, limits, lease, record)
+        outgoing = to_engine(request, job.headers, self.config.served_model_name, job.edits)
+        return ask(target, outgoing, request, record, limits, lease)
 
     def _note_borrowed(self, record: RequestRecord) -> None:
         if ",borrowed" not in record.reason:
@@ -241,7 +256,7 @@ class ModelFlow:
 
     def _give_up(self, job: Job, lease: Lease, error: BaseException) -> None:
         """An attempt ended without an answer: failed, or its client left. The lease goes back."""
-        engine, result = self.engines[lease.engine], "left"
+        engine, result = self.engines[lease.place.engine], "left"
         if isinstance(error, AttemptFailed):
             result = error.failure.value
             if error.failure is Failure.LOST:
@@ -253,7 +268,7 @@ class ModelFlow:
     def _watch_for_cut(self, job: Job, lease: Lease, answer: Answer) -> None:
         """The headers of `answer` have to go out before its first token."""
         if answer.outcome is Outcome.COMPLETED:
-            answer.on_cut = partial(self._cut_before_token, job, self.engines[lease.engine], answer)
+            answer.on_cut = partial(self._cut_before_token, job, self.engines[lease.place.engine], answer)
 
     def _cut_before_token(self, job: Job, engine: Engine, answer: Answer) -> None:
         """The upstream failed amid an answer whose headers had to go out before the first token."""
@@ -261,35 +276,12 @@ class ModelFlow:
             self._suspects.lost(job, engine)
         engine.note_request_lost()
 
-    def _ask(
-        self, job: Job, target: "_Target", limits: TimeoutConfig, lease: Lease | None, record: RequestRecord
-    ) -> Coroutine[Any, Any, Answer]:
-        return ask(
-            target.engine.upstream,
-            to_engine(job.request, job.headers, served_model_name=self.config.served_model_name, edits=job.edits),
-            job.request,
-            record,
-            self._clock,
-            name=target.name,
-            limits=limits,
-            commit_after_s=self.config.commit_after_s,
-            lease=lease,
-            on_output=target.on_output,
-            on_cut=target.on_cut,
-        )
 
+class _EngineTarget(Target, frozen=True):
+    """`answered` counts its answers."""
 
-class _Target:
-    """An engine, and what every request to it needs. `name` is for errors, `answered` counts its answers."""
-
-    __slots__ = ("answered", "engine", "name", "on_cut", "on_output")
-
-    def __init__(self, engine: Engine, answered: Cells) -> None:
-        self.engine = engine
-        self.name = f"Engine {engine.name}"
-        self.answered = answered
-        self.on_output = engine.note_request_ok
-        self.on_cut = engine.note_request_lost
+    engine: Engine
+    answered: Cells
 
 
 class _Limits:

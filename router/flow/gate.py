@@ -57,6 +57,8 @@ class Gate:
         Raises: `NoPlace`.
         """
         decision = self._admission.offer(offer, self._clock.now_s())
+        if type(decision) is Admitted:
+            return Lease(decision, offer.demand, self)
         return None if type(decision) is Held else self._lease(decision, offer.demand)
 
     async def hold(self, offer: Offer) -> Lease:
@@ -105,8 +107,8 @@ class Gate:
     def true_up(self, request_id: str, demand: Demand) -> None:
         self._carry_out(self._admission.true_up(request_id, demand, self._clock.now_s()))
 
-    def release(self, request_id: str) -> None:
-        decisions = self._admission.finish(request_id, self._clock.now_s())
+    def release(self, request_id: str, is_answered: bool = False) -> None:
+        decisions = self._admission.finish(request_id, self._clock.now_s(), is_answered)
         if decisions:
             self._carry_out(decisions)
         if self.on_room is not None:
@@ -183,8 +185,6 @@ class Gate:
     def _lease(self, decision: Decision, demand: Demand) -> Lease:
         """Raises: `NoPlace` where the decision is none."""
         if type(decision) is Admitted:
-            return Lease(
-                decision.engine, decision.pool, decision.borrowed, decision.affinity, demand, self, decision.request_id
-            )
+            return Lease(decision, demand, self)
         assert type(decision) is Refused, "a request that waits has no lease yet"
         raise NoPlace(decision.cause, decision.retry_after_s)

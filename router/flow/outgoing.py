@@ -66,14 +66,15 @@ def client_headers(raw: Iterable[tuple[bytes, bytes]], *, may_set: frozenset[str
 
 
 def to_engine(
-    request: ParsedRequest, headers: Headers, *, served_model_name: str, edits: Mapping[str, Any]
+    request: ParsedRequest, headers: Headers, served_model_name: str, edits: Mapping[str, Any]
 ) -> UpstreamRequest:
     """The request for an engine that knows the model as `served_model_name`; `edits` come on top of the request's."""
     changes: Mapping[str, Any] = {**request.edits, **edits} if edits else request.edits
     if request.model and request.model != served_model_name:
         changes = {**changes, "model": served_model_name}
     own = [*headers, (b"x-request-id", request.request_id.encode("latin-1"))]
-    return UpstreamRequest("POST", request.path, own, render_body(request, changes))
+    body = render_body(request, changes) if changes else request.body
+    return UpstreamRequest("POST", request.path, own, body)
 
 
 def to_relay(request: ParsedRequest, headers: Headers, *, model: str) -> UpstreamRequest:

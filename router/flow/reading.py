@@ -6,19 +6,19 @@ an abort before any token, or nothing at all, and the request may still go elsew
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.clock import Clock
 from router.config.model import TimeoutConfig
 from router.errors import ApiError
 from router.flow.answer import Answer
 from router.flow.failure import AttemptFailed, empty_abort, from_answer, from_transport
 from router.flow.lease import Lease
+from router.flow.target import Target
 from router.policy.outcome import Outcome
 from router.policy.retry import Failure
 from router.request import ParsedRequest, RequestRecord
 from router.upstream.api import Upstream, UpstreamError, UpstreamRequest, UpstreamResponse
+from router.upstream.headers import first
 from router.upstream.sse import body_kind
 
 #: Error bodies are read up to here, and for so long; an engine's longest are a few kB and come at once.
@@ -33,55 +33,52 @@ _FETCH_MAX_BYTES = 16 * 1024 * 1024
 
 
 async def ask(
-    upstream: Upstream,
+    target: Target,
     outgoing: UpstreamRequest,
     request: ParsedRequest,
     record: RequestRecord,
-    clock: Clock,
-    *,
-    name: str,
     limits: TimeoutConfig,
-    commit_after_s: float,
     lease: Lease | None = None,
-    on_output: Callable[[], None] | None = None,
-    on_cut: Callable[[], None] | None = None,
 ) -> Answer:
-    """Send `outgoing` to `name` and read its response as far as it takes to know that it is an answer.
+    """Send `outgoing` to `target` and read its response as far as it takes to know that it is an answer.
 
     On every failure the response is closed; the lease stays the caller's. Raises: `AttemptFailed`.
     """
+    first_byte_s = limits.first_byte_s
     try:
-        response = await upstream.open(
-            outgoing, connect_s=limits.connect_s, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s
+        response = await target.upstream.open(
+            outgoing, connect_s=limits.connect_s, first_byte_s=first_byte_s, idle_s=limits.idle_s
         )
     except UpstreamError as error:
-        raise from_transport(error, name) from error
-    content_type = response.header(b"content-type")
+        raise from_transport(error, target.name) from error
+    status = response.status
+    content_type = first(response.headers, b"content-type")
     says_stream = content_type is not None and content_type.lower().startswith(b"text/event-stream")
-    answer = Answer(
-        response,
-        request,
-        record,
-        clock,
-        is_stream=says_stream and response.status < 400 and _is_readable(response),
-        first_byte_s=limits.first_byte_s,
-        lease=lease,
-        on_output=on_output,
-        on_cut=on_cut,
-    )
+    is_stream = says_stream and status < 400 and _is_readable(response)
+    answer = Answer(response, request, record, target, lease, first_byte_s, is_stream)
     try:
-        if response.status >= 400:
-            await _read_error(answer, name)
-        elif answer.is_stream:
-            await _read_stream_start(answer, name, commit_after_s)
+        if status >= 400:
+            await _read_error(answer, target.name)
+        elif is_stream:
+            await _read_stream_start(answer, target.name, target.commit_after_s)
+        elif says_stream:
+            # It cannot be read, and goes through as it comes.
+            answer.saw_output()
         else:
-            # A long answer goes through as it comes, and so does a stream that cannot be read.
-            if not (says_stream or answer.take_whole()):
-                await answer.read_whole(_WHOLE_MAX_BYTES)
-            _look_at_plain(answer, name)
+            body = response.whole()
+            if body is None:
+                body = await answer.read_whole(_WHOLE_MAX_BYTES)
+            if body is None:
+                # A long one goes through as it comes.
+                answer.saw_output()
+            # Only a body with the word in it can be one.
+            elif b'"abort"' in body and request.endpoint.generates and body_kind(body).kind == "abort":
+                raise empty_abort(target.name)
+            else:
+                answer.take_whole(body)
     except UpstreamError as error:
         response.close()
-        raise from_transport(error, name) from error
+        raise from_transport(error, target.name) from error
     except BaseException:
         response.close()
         raise
@@ -128,15 +125,6 @@ async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -
         if isinstance(meaning, AttemptFailed):
             raise meaning
         answer.replace(meaning.status, meaning.body)
-
-
-def _look_at_plain(answer: Answer, name: str) -> None:
-    """Whether an answer in one piece is one. Raises: `AttemptFailed`."""
-    body = answer.preface
-    # Only a body with the word in it can be one.
-    if answer.is_whole and b'"abort"' in body and answer.request.endpoint.generates and body_kind(body).kind == "abort":
-        raise empty_abort(name)
-    answer.saw_output()
 
 
 async def _read_up_to(response: UpstreamResponse, limit_bytes: int, limit_s: float) -> bytes:

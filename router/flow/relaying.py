@@ -13,6 +13,7 @@ from router.flow.failure import AttemptFailed
 from router.flow.job import Job, Refusal
 from router.flow.outgoing import to_relay
 from router.flow.reading import ask
+from router.flow.target import Target
 from router.observe.metrics import Metrics
 from router.policy.outcome import Outcome
 from router.policy.retry import AttemptBudget, Failure
@@ -43,7 +44,10 @@ class Relays:
         self._relays = tuple(relay for relay in relays if relay.model_for(model) is not None)
         self._clock = clock
         self._metrics = metrics
-        self._commit_after_s = commit_after_s
+        self._targets = {
+            relay.name: Target(f"Relay {relay.name}", relay, clock, commit_after_s, None, None)
+            for relay in self._relays
+        }
 
     @property
     def all(self) -> tuple[Relay, ...]:
@@ -102,13 +106,5 @@ class Relays:
     async def _ask(self, relay: Relay, job: Job, record: RequestRecord) -> Answer:
         model = relay.model_for(self._model)
         assert model is not None, "a relay without the model is not among them"
-        return await ask(
-            relay,
-            to_relay(job.request, job.headers, model=model),
-            job.request,
-            record,
-            self._clock,
-            name=f"Relay {relay.name}",
-            limits=relay.config.timeouts,
-            commit_after_s=self._commit_after_s,
-        )
+        outgoing = to_relay(job.request, job.headers, model=model)
+        return await ask(self._targets[relay.name], outgoing, job.request, record, relay.config.timeouts)

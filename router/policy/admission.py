@@ -103,9 +103,10 @@ class Admission:
         freed = self._places.true_up(request_id, demand)
         return self._serve_held(now_s) if freed > 0 and self._held else _NOTHING
 
-    def finish(self, request_id: str, now_s: float) -> Sequence[Decision]:
-        """The request is over, however it ended. Idempotent; also withdraws one that is still held."""
-        if not self._places.give_back(request_id, now_s) and self._held.pop(request_id, None) is None:
+    def finish(self, request_id: str, now_s: float, is_answered: bool = False) -> Sequence[Decision]:
+        """The request is over, however it ended; `is_answered`: in its whole answer. Idempotent; also withdraws one
+        that is still held."""
+        if not self._places.give_back(request_id, now_s, is_answered) and self._held.pop(request_id, None) is None:
             return _NOTHING
         return self._serve_held(now_s) if self._held else _NOTHING
 

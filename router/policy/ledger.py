@@ -239,7 +239,8 @@ class Ledger:
 
     def load_ratio_with(self, demand: Demand) -> float:
         """`load_ratio` once `demand` were committed here too."""
-        return (self._committed_tokens + self.cost_tokens(demand)) / self._whole_tokens
+        tokens = demand.kv_tokens + demand.sequences * self._rounding_tokens
+        return (self._committed_tokens + tokens) / self._whole_tokens
 
     def held_tokens(self, request_class: RequestClass) -> int:
         return self._accounts[request_class].tokens

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.policy.affinity import Affinity, AffinityResult, Prefix, may_follow
+from router.policy.affinity import SLACK_RATIO, Affinity, AffinityResult, may_follow
 from router.policy.choice import two_of
 from router.policy.decision import Admitted, Offer
 from router.policy.demand import Demand, RequestClass
@@ -24,6 +24,7 @@ from router.policy.lanes import ChatReserve
 from router.policy.ledger import Ledger, LedgerSnapshot
 
 _CHAT, _BATCH = RequestClass.CHAT, RequestClass.BATCH
+_HIT, _MOVED, _NONE = AffinityResult.HIT, AffinityResult.MOVED, AffinityResult.NONE
 NOBODY: frozenset[str] = frozenset()
 #: Ten times the usual target of a first token. One or two slow requests prove nothing.
 QUIET_S = 10.0
@@ -103,15 +104,28 @@ class Places:
     # -- one request --------------------------------------------------------------------------------------------
 
     def give(self, offer: Offer, pool: PoolPlaces, now_s: float, avoiding: frozenset[str] = NOBODY) -> Admitted | None:
-        """Commit `offer` on an engine of `pool` that is not among `avoiding`, if one has room."""
+        """Commit `offer` on an engine of `pool` that is not among `avoiding`, if one has room: on the one that has the
+        most of its prefix, if the load there allows."""
         engines = pool.serving if now_s >= self._paused_until_s else pool.available(now_s)
         if avoiding or offer.excluded or offer.only is not None:
             engines = _allowed(engines, offer.excluded | avoiding, offer.only)
         if len(engines) < 2:
             return self._take(engines[0], offer, pool, now_s) if engines else None
-        if offer.prefix is not None and offer.prefix.marks:
-            return self._give_near(offer, offer.prefix, engines, pool, now_s)
-        return self._choose(offer, engines, pool, now_s)
+        prefix = offer.prefix
+        if prefix is None or not prefix.marks:
+            return self._choose(offer, engines, pool, now_s)
+        admitted, otherwise = None, _NONE
+        known = self._affinity.find(prefix, now_s)
+        if known is not None:
+            name, share_ratio = known
+            near, otherwise = self._engines[name], _MOVED
+            if near in engines and not near.is_quiet(now_s) and _may_follow(near, engines, offer, share_ratio):
+                admitted = self._take(near, offer, pool, now_s, _HIT)
+        if admitted is None:
+            admitted = self._choose(offer, engines, pool, now_s, otherwise)
+        if admitted is not None:
+            self._affinity.note(prefix, admitted.engine, now_s)
+        return admitted
 
     def first_token(self, request_id: str, now_s: float) -> bool:
         """A token was seen: prefill is over. False if that was known, or the request has no place."""
@@ -134,13 +148,16 @@ class Places:
         place = self.taken.get(request_id)
         return 0 if place is None else place.engine.ledger.true_up(request_id, demand)
 
-    def give_back(self, request_id: str, now_s: float) -> bool:
-        """False if the request has no place."""
+    def give_back(self, request_id: str, now_s: float, is_answered: bool = False) -> bool:
+        """`is_answered`: it got its whole answer, a sign of its engine. False if the request has no place."""
         place = self.taken.pop(request_id, None)
         if place is None:
             return False
-        place.engine.waiting -= place.is_waiting
-        place.pool.drain.note(place.engine.ledger.finish(request_id), now_s)
+        engine = place.engine
+        engine.waiting -= place.is_waiting
+        if is_answered:
+            engine.sign_at_s = now_s
+        place.pool.drain.note(engine.ledger.finish(request_id), now_s)
         return True
 
     # -- engines ------------------------------------------------------------------------------------------------
@@ -209,23 +226,6 @@ class Places:
                 return admitted
         return None
 
-    def _give_near(
-        self, offer: Offer, prefix: Prefix, engines: tuple[EnginePlaces, ...], pool: PoolPlaces, now_s: float
-    ) -> Admitted | None:
-        """On the engine that has the most of `prefix`, if its load allows; else as without one."""
-        admitted, otherwise = None, AffinityResult.NONE
-        known = self._affinity.find(prefix, now_s)
-        if known is not None:
-            name, share_ratio = known
-            near, otherwise = self._engines[name], AffinityResult.MOVED
-            if near in engines and not near.is_quiet(now_s) and _may_follow(near, engines, offer, share_ratio):
-                admitted = self._take(near, offer, pool, now_s, AffinityResult.HIT)
-        if admitted is None:
-            admitted = self._choose(offer, engines, pool, now_s, otherwise)
-        if admitted is not None:
-            self._affinity.note(prefix, admitted.engine, now_s)
-        return admitted
-
     def _take(
         self, engine: EnginePlaces, offer: Offer, pool: PoolPlaces, now_s: float, affinity: AffinityResult | None = None
     ) -> Admitted | None:
@@ -262,8 +262,8 @@ def _may_follow(near: EnginePlaces, engines: tuple[EnginePlaces, ...], offer: Of
     """Whether `near` is within the bound of the less loaded of two drawn `engines`."""
     demand = offer.demand
     load_ratio = near.ledger.load_ratio_with(demand)
-    if may_follow(load_ratio, 0.0, share_ratio):
-        return True
+    if load_ratio <= SLACK_RATIO * share_ratio:
+        return True  # however little the others have
     first, second = two_of(len(engines), offer.sample)
     least = min(engines[first].ledger.load_ratio_with(demand), engines[second].ledger.load_ratio_with(demand))
     return may_follow(load_ratio, least, share_ratio)

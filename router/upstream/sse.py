@@ -25,6 +25,7 @@ __all__ = [
     "body_kind",
     "first_event_kind",
     "is_usage_only",
+    "usage_of",
 ]
 
 BODY_MAX_BYTES = 1 << 20
@@ -102,6 +103,21 @@ def is_usage_only(event: Event) -> bool:
         return False
     value = _decode(event.data)
     return value.get("choices") == [] and isinstance(value.get("usage"), dict) and value.get("error") is None
+
+
+def usage_of(body: bytes, endpoint: str) -> Usage | None:
+    """The tokens used that a whole answer tells of; None where it does not say."""
+    if endpoint != "messages" and len(body) <= BODY_MAX_BYTES:
+        try:
+            said = _DECODE_PLAIN(body).usage
+        except _BAD_JSON:
+            pass
+        else:
+            details = said.prompt_tokens_details
+            return Usage(said.prompt_tokens, said.completion_tokens, None if details is None else details.cached_tokens)
+    reader = UsageReader(endpoint)
+    reader.see_body_tail(body)
+    return reader.usage
 
 
 class UsageReader:

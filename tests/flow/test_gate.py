@@ -78,7 +78,7 @@ def test_a_held_request_is_woken_by_a_place_that_comes_back() -> None:
         first.release()
         lease = await second
 
-        assert (lease.engine, lease.pool, lease.borrowed) == ("c", CHAT, False)
+        assert (lease.place.engine, lease.place.pool, lease.place.borrowed) == ("c", CHAT, False)
         assert home.loop.time_s == 1_000.0
         lease.release()
 
@@ -141,7 +141,7 @@ def test_a_hold_that_is_over_may_borrow() -> None:
 
         lease = await home.chat("b")
 
-        assert (lease.engine, lease.pool, lease.borrowed) == ("l", BATCH, True)
+        assert (lease.place.engine, lease.place.pool, lease.place.borrowed) == ("l", BATCH, True)
         lease.release()
         first.release()
 
