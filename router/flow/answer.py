@@ -88,10 +88,7 @@ class Answer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Give back the lease, then the socket. Idempotent."""
         if self.lease is not None:
             self.lease.release()
@@ -103,7 +100,10 @@ class Answer:
         if usage is not None:
             self.record.prompt_tokens_used = usage.prompt_tokens
             self.record.completion_tokens_used = usage.completion_tokens
-        self.response.close()
+        if not self.is_whole:
+            self.response.close()
+
+    __exit__ = close
 
     async def read(self) -> bytes:
         """The next bytes for the client, the preface first; b"" at the end. Cancelled, it loses no byte.

@@ -75,29 +75,22 @@ def classify(demand: Demand, shapes: Shapes, hint: Hint | None = None) -> Classi
     needed, chat_len, batch_len = demand.floor_context_tokens, shapes.chat_max_model_len, shapes.batch_max_model_len
     fits_chat = chat_len is not None and needed <= chat_len
     fits_batch = batch_len is not None and needed <= batch_len
-    if not fits_chat and not fits_batch:
-        return TooLong(shapes.largest_max_model_len)
-    if hint is not None and (fits_chat if hint.request_class is RequestClass.CHAT else fits_batch):
-        return Classified(hint.request_class, hint.source)
-
-    chosen = _by_length(demand, shapes, fits_batch=fits_batch)
-    if hint is not None and _exists(hint.request_class, shapes):
-        return Classified(chosen.request_class, Reason.HINT_DOES_NOT_FIT)
-    return chosen
-
-
-def _by_length(demand: Demand, shapes: Shapes, *, fits_batch: bool) -> Classified:
-    chat_len = shapes.chat_max_model_len
     if not fits_batch:
-        return _ONLY_CHAT if shapes.batch_max_model_len is None else _BELOW_THRESHOLD
-    if chat_len is None:
-        return _ONLY_BATCH
-    # An uncapped answer that would probably outgrow the chat context goes where it has room.
-    if demand.context_tokens > chat_len:
-        return _ABOVE_CHAT_CONTEXT
-    if demand.kv_tokens > shapes.threshold_tokens:
-        return _ABOVE_THRESHOLD
-    return _BELOW_THRESHOLD
+        if not fits_chat:
+            return TooLong(shapes.largest_max_model_len)
+        chosen = _ONLY_CHAT if batch_len is None else _BELOW_THRESHOLD
+    elif chat_len is None:
+        chosen = _ONLY_BATCH
+    elif demand.context_tokens > chat_len:
+        # An uncapped answer that would probably outgrow the chat context goes where it has room.
+        chosen = _ABOVE_CHAT_CONTEXT
+    else:
+        chosen = _ABOVE_THRESHOLD if demand.kv_tokens > shapes.threshold_tokens else _BELOW_THRESHOLD
+    if hint is None:
+        return chosen
+    if fits_chat if hint.request_class is RequestClass.CHAT else fits_batch:
+        return Classified(hint.request_class, hint.source)
+    return Classified(chosen.request_class, Reason.HINT_DOES_NOT_FIT) if _exists(hint.request_class, shapes) else chosen
 
 
 def _exists(request_class: RequestClass, shapes: Shapes) -> bool:

@@ -119,8 +119,11 @@ class Places:
         if known is not None:
             name, share_ratio = known
             near, otherwise = self._engines[name], _MOVED
-            if near in engines and not near.is_quiet(now_s) and _may_follow(near, engines, offer, share_ratio):
-                admitted = self._take(near, offer, pool, now_s, _HIT)
+            if near in engines and not near.is_quiet(now_s):
+                load_ratio = near.ledger.load_ratio_with(offer.demand)
+                # Within the slack it may be followed whatever the others have.
+                if load_ratio <= SLACK_RATIO * share_ratio or _may_follow(load_ratio, engines, offer, share_ratio):
+                    admitted = self._take(near, offer, pool, now_s, _HIT)
         if admitted is None:
             admitted = self._choose(offer, engines, pool, now_s, otherwise)
         if admitted is not None:
@@ -258,12 +261,9 @@ def _load_ratio(engine: EnginePlaces) -> float:
     return engine.ledger.load_ratio
 
 
-def _may_follow(near: EnginePlaces, engines: tuple[EnginePlaces, ...], offer: Offer, share_ratio: float) -> bool:
-    """Whether `near` is within the bound of the less loaded of two drawn `engines`."""
-    demand = offer.demand
-    load_ratio = near.ledger.load_ratio_with(demand)
-    if load_ratio <= SLACK_RATIO * share_ratio:
-        return True  # however little the others have
+def _may_follow(load_ratio: float, engines: tuple[EnginePlaces, ...], offer: Offer, share_ratio: float) -> bool:
+    """Whether `load_ratio` is within the bound of the less loaded of two drawn `engines`."""
     first, second = two_of(len(engines), offer.sample)
+    demand = offer.demand
     least = min(engines[first].ledger.load_ratio_with(demand), engines[second].ledger.load_ratio_with(demand))
     return may_follow(load_ratio, least, share_ratio)

@@ -106,7 +106,8 @@ class UpstreamResponse(Protocol):
 
     def close(self) -> None:
         """Idempotent, at any time, also while a `read` waits, which then raises. Never raises. Unless the whole answer
-        has arrived the socket is closed, never used again: that is the only way an engine hears of an abort."""
+        has arrived the socket is closed, never used again: that is the only way an engine hears of an abort. Read to
+        its clean end, an answer need not be closed."""
         ...
 
 

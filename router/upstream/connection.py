@@ -43,6 +43,7 @@ _PATH_MAX_BYTES = 60_000
 #: Ready-made request lines; clients use a handful of paths, and no query string of theirs fills memory.
 _LINES_MAX = 64
 _LINE_MAX_BYTES = 256
+_WITHOUT_BODY = frozenset({"GET", "HEAD"})
 
 _NO_SOCKET = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
@@ -99,19 +100,22 @@ class EngineUpstream:
         """See `api.Upstream`. `first_byte_s` runs from sending to the first byte of the body: vLLM sends its headers
         before the prefill. Raises also `ConnectionsBusy` where no connection came free within `connect_s`,
         `SocketsExhausted`, and `ApiError` for a path that no URL can hold."""
-        head = self._head(request)
+        method, path, body = request.method, request.path, request.body
+        line = self._request_lines.get((method, path)) or self._request_line(method, path)
+        # A call without a body says nothing of its length.
+        length = b"\r\ncontent-length: %d" % len(body) if body or method not in _WITHOUT_BODY else b""
+        head = b"%b%b%b%b\r\n\r\n" % (line, self._own_lines, header_lines(request.headers), length)
         if self._places_free and not self._waiters:
             self._places_free -= 1
         else:
             await self._wait_for_place(connect_s)
         wire = self._take() or await self._connected(connect_s)
-        body = request.body
         is_joined = len(body) <= JOINED_MAX_BYTES
         response: WireResponse | None = None
         try:
             response = wire.ask(
                 head + body if is_joined else head,
-                is_head_only=request.method == "HEAD",
+                is_head_only=method == "HEAD",
                 first_byte_s=first_byte_s,
                 idle_s=idle_s,
             )
@@ -231,16 +235,6 @@ class EngineUpstream:
         self._expire_later()
 
     # -- requests ---------------------------------------------------------------------------------------------------
-
-    def _head(self, request: UpstreamRequest) -> bytes:
-        line = self._request_lines.get((request.method, request.path))
-        if line is None:
-            line = self._request_line(request.method, request.path)
-        lines = header_lines(request.headers)
-        body = request.body
-        if not body and request.method in ("GET", "HEAD"):
-            return b"%b%b%b\r\n\r\n" % (line, self._own_lines, lines)
-        return b"%b%b%b\r\ncontent-length: %d\r\n\r\n" % (line, self._own_lines, lines, len(body))
 
     def _request_line(self, method: str, path: str) -> bytes:
         target = quote(path.encode("utf-8", "surrogateescape"), safe=PATH_SAFE)

@@ -87,7 +87,12 @@ class WireResponse:
         return self._all_here()
 
     def whole(self) -> bytes | None:
-        return self._all_here() if self.is_whole and self._deadline_s != math.inf else None
+        if not self.is_whole or self._deadline_s == math.inf:
+            return None
+        self._deadline_s = math.inf
+        body = b"".join(self.pieces)
+        self.pieces.clear()
+        return body
 
     async def forward(self, take: Take) -> None:
         while self.pieces or not self.is_whole:
@@ -110,10 +115,9 @@ class WireResponse:
             raise self._raised
 
     def _all_here(self) -> bytes:
-        pieces = self.pieces
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
         self._deadline_s = math.inf
+        body = b"".join(self.pieces)
+        self.pieces.clear()
         return body
 
     async def news(self) -> None:
