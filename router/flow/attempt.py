@@ -9,9 +9,9 @@ One `AttemptBudget` covers engines and relays (`policy/retry.py`). Every lease a
 this module until it hands out an `Answer`, then the answer.
 """
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -102,11 +102,12 @@ class ModelFlow:
         """
         if self._suspects.deaths:
             self._suspects.check(job)
+        request = job.request
         prefix: Prefix | None = None
         if job.only is not None:
             job = self._with_pool_of_its_engine(job, record)
-        elif self.config.affinity and job.request.endpoint in _GENERATING and self.gate.has_choice[job.request_class]:
-            prefix = prefix_of(job.request.prefix_bytes())
+        elif self.config.affinity and request.endpoint in _GENERATING and self.gate.has_choice[job.request_class]:
+            prefix = prefix_of(request.prefix_bytes())
         is_chat = job.request_class is _CHAT
         budget = AttemptBudget(self._rules)
         excluded = NOBODY
@@ -127,30 +128,34 @@ class ModelFlow:
                 if last is not None and (refusal.outcome is Outcome.REFUSED_NO_ENGINE or last.failure.can_have_started):
                     refusal = Refusal(last.error, last.outcome)
                 return await self.relays.send(job, record, budget, refusal)
-            budget.attempts += 1
-            record.attempts = budget.attempts
             try:
-                answer = await self._begin(job, lease, record)
+                place = lease.place
+                target, pool = self._targets[place.engine], self._limits[place.pool]
+                budget.attempts += 1
+                record.attempts = budget.attempts
+                record.engine, record.pool = place.engine, place.pool
+                if place.affinity is not None:
+                    self._affinity[place.affinity][0] += 1
+                if place.borrowed:
+                    self._note_borrowed(record)
+                limits = pool.timeouts
+                if not request.stream:
+                    if request.endpoint in _GENERATING:
+                        limits = pool.of_plain_answer(job.demand.output_tokens)
+                    if not is_chat:
+                        lease.expect_first_token(_prefill_s(job, target.engine))
+                record.note_sent(self._clock.now_s())
+                outgoing = to_engine(request, job.headers, self.config.served_model_name, job.edits)
+                answer = await ask(target, outgoing, request, record, limits, lease)
             except AttemptFailed as failed:
-                self._give_up(job, lease, failed)
                 last = failed
-                record.sent_at_s = None
                 hold_until_s = record.arrived_at_s + self._hold_s
-                if not is_chat and failed.failure.passes:
-                    # It costs batch time, which it has, not attempts; the queue's longest wait bounds it.
-                    self.gate.pause(lease.place.engine, _BATCH_PAUSE_S)
-                    budget.forgive()
-                elif failed.failure is Failure.BUSY:
-                    self.gate.pause(lease.place.engine, _BUSY_PAUSE_S)
-                else:
-                    excluded |= {lease.place.engine}
-                if not budget.may_try_again(failed.failure):
-                    raise Refusal(failed.error, failed.outcome) from failed
+                excluded |= self._after_failure(job, lease, record, budget, failed)
             except BaseException as error:
                 self._give_up(job, lease, error)
                 raise
             else:
-                self._targets[lease.place.engine].answered[0] += 1
+                target.answered[0] += 1
                 if record.first_token_at_s is None:
                     self._watch_for_cut(job, lease, answer)
                 elif self._suspects.deaths:
@@ -230,24 +235,24 @@ class ModelFlow:
 
     # -- one attempt --------------------------------------------------------------------------------------------
 
-    def _begin(self, job: Job, lease: Lease, record: RequestRecord) -> Coroutine[Any, Any, Answer]:
-        """One request to one engine, to be awaited. Raises: `AttemptFailed`; then `_give_up` is due."""
-        request, place = job.request, lease.place
-        target, pool = self._targets[place.engine], self._limits[place.pool]
-        record.engine, record.pool = place.engine, place.pool
-        if place.affinity is not None:
-            self._affinity[place.affinity][0] += 1
-        if place.borrowed:
-            self._note_borrowed(record)
-        limits = pool.timeouts
-        if not request.stream:
-            if request.endpoint in _GENERATING:
-                limits = pool.of_plain_answer(job.demand.output_tokens)
-            if job.request_class is _BATCH:
-                lease.expect_first_token(_prefill_s(job, target.engine))
-        record.note_sent(self._clock.now_s())
-        outgoing = to_engine(request, job.headers, self.config.served_model_name, job.edits)
-        return ask(target, outgoing, request, record, limits, lease)
+    def _after_failure(
+        self, job: Job, lease: Lease, record: RequestRecord, budget: AttemptBudget, failed: AttemptFailed
+    ) -> frozenset[str]:
+        """Which engines the next attempt has to leave out besides. Raises: `Refusal` where there may be none."""
+        self._give_up(job, lease, failed)
+        record.sent_at_s = None
+        engine, left_out = lease.place.engine, NOBODY
+        if job.request_class is _BATCH and failed.failure.passes:
+            # It costs batch time, which it has, not attempts; the queue's longest wait bounds it.
+            self.gate.pause(engine, _BATCH_PAUSE_S)
+            budget.forgive()
+        elif failed.failure is Failure.BUSY:
+            self.gate.pause(engine, _BUSY_PAUSE_S)
+        else:
+            left_out = frozenset({engine})
+        if not budget.may_try_again(failed.failure):
+            raise Refusal(failed.error, failed.outcome) from failed
+        return left_out
 
     def _note_borrowed(self, record: RequestRecord) -> None:
         if ",borrowed" not in record.reason:
