@@ -195,7 +195,7 @@ class EngineUpstream:
         while idle:
             wire = idle.pop()
             # In neither list while it is looked at: dropping it takes no place back.
-            if wire.idle_since_s + KEEPALIVE_EXPIRY_S > wire.loop.time() and wire.is_usable:
+            if wire.idle_since_s + KEEPALIVE_EXPIRY_S > wire.loop.time() and wire.is_usable():
                 self._busy.add(wire)
                 return wire
             wire.drop()

@@ -112,7 +112,6 @@ class Wire(asyncio.Protocol):
 
     # -- for the owner ----------------------------------------------------------------------------------------------
 
-    @property
     def is_usable(self) -> bool:
         """Whether the idle connection is still what it was. A close by the other side that the loop has not told of yet
         lies in the socket, and so do bytes that nobody asked for."""

@@ -53,6 +53,19 @@ def test_one_token_makes_a_quiet_engine_a_choice_again() -> None:
     assert chosen(home, 4) == {"c1"}
 
 
+def test_a_whole_answer_counts_as_a_token_and_an_end_without_one_does_not() -> None:
+    home = house(chat=("c1", "c2"), batch=(), capacity_tokens=1_000)
+    stuck(home, "c1", QUIET_WAITING + 2)
+    home.offer("load", CHAT, 100, only="c2")
+    home.finish("c1-0")
+    quiet = chosen(home, 4)
+
+    home.admission.finish("c1-1", home.now_s, is_answered=True)
+
+    assert quiet == {"c2"}
+    assert chosen(home, 4) == {"c1"}
+
+
 def test_a_guess_that_the_prefill_is_over_is_no_token() -> None:
     home = house(chat=("c1", "c2"), batch=())
     stuck(home, "c1")

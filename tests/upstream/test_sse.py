@@ -14,6 +14,7 @@ from router.upstream.sse import (
     body_kind,
     first_event_kind,
     is_usage_only,
+    usage_of,
 )
 
 
@@ -42,6 +43,25 @@ def read_body(endpoint: str, body: bytes, size: int = 1000) -> Usage | None:
     for start in range(0, len(body), size):
         reader.see_body_tail(body[start : start + size])
     return reader.usage
+
+
+@pytest.mark.parametrize("endpoint", ["chat_completions", "messages", "responses"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        USAGE,
+        {"usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}},
+        {"usage": {"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 3}},
+        {"response": {"usage": {"input_tokens": 9, "output_tokens": 2}}},
+        {"usage": {"prompt_tokens": "nine"}},
+        {"usage": None},
+        [],
+    ],
+)
+def test_a_whole_body_tells_what_its_pieces_tell(endpoint: str, body: object) -> None:
+    raw = json.dumps(body).encode()
+
+    assert usage_of(raw, endpoint) == read_body(endpoint, raw, size=7)
 
 
 def test_usage_of_a_chat_stream_is_read_from_its_empty_choices_chunk() -> None:

@@ -31,7 +31,7 @@ from router.upstream.api import (
 from router.upstream.connection import EngineUpstream
 from router.upstream.engine import Engine
 from router.upstream.response import WireResponse
-from router.upstream.wire import BARREN_MAX_BYTES, UNREAD_MAX_BYTES
+from router.upstream.wire import BARREN_MAX_BYTES, UNREAD_MAX_BYTES, Wire
 from tests.flow.jumping import JumpingLoop, run_on
 
 from .fakes import STREAM_HEAD, Connection, RawServer, SeenRequest, answer, piece, read, rest_of, run, serve
@@ -176,6 +176,33 @@ def test_an_answer_whose_framing_is_in_doubt_is_lost_and_its_connection_gone(sai
             assert str(caught.value)
             assert len(it._idle) == 0
             check_at_rest(it)
+
+    run(test())
+
+
+class Deaf(asyncio.Transport):
+    """Takes what is written and says nothing."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+def test_why_an_answer_was_refused_is_told_also_while_another_error_is_handled() -> None:
+    async def test() -> None:
+        wire = Wire(engine_at("http://127.0.0.1:1"), asyncio.get_running_loop())
+        wire.connection_made(Deaf())
+        response = wire.ask(b"", is_head_only=False, first_byte_s=5.0, idle_s=5.0)
+
+        try:
+            raise LookupError
+        except LookupError:
+            wire.data_received(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n")
+
+        assert isinstance(response.error, UpstreamLost)
+        assert "a transfer coding that is not chunked" in str(response.error)
 
     run(test())
 
