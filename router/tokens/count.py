@@ -137,7 +137,10 @@ class Counter:
                 figure = lower
             elif figure > upper:
                 figure = upper
-            method = "opaque" if prompt.has_stored_history else self._method(figure, upper)
+            if prompt.has_stored_history:
+                method = "opaque"
+            else:
+                method = "learned" if figure < upper and self._learned.is_warm else "bytes"
             return Count(figure, figure, lower, upper, 1, False, method, text_bytes)
         bounds = Count(upper, upper, lower, upper, 1, False, "bytes", text_bytes)
         return Unsettled(prompt, bounds, size.media, media_tokens, size.estimate_bytes)
@@ -221,7 +224,7 @@ class Counter:
                 for size, low, high in zip(sizes, lowers, uppers, strict=False)
             ] or [0]
             figure = sum(estimates)
-            method = self._method(figure, sum(uppers))
+            method = "learned" if figure < sum(uppers) and self._learned.is_warm else "bytes"
             return Count(figure, max(estimates), lower, upper, len(sizes), False, method, total)
         bounds = Count(sum(uppers), upper, lower, upper, len(sizes), False, "bytes", total)
         return Unsettled(prompt, bounds, work_bytes=total)
@@ -260,9 +263,6 @@ class Counter:
         """The learned figure, held inside the bounds."""
         learned = self._learned.estimate_tokens(text_bytes, request_class) + extra_tokens
         return min(upper, max(lower, learned))
-
-    def _method(self, figure: int, upper: int) -> str:
-        return "learned" if figure < upper and self._learned.is_warm else "bytes"
 
 
 def _is_far(text_bytes: int, lower: int, decision_tokens: Sequence[int]) -> bool:
