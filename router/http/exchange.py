@@ -58,7 +58,7 @@ class Line(Protocol):
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """One request and its answer. What begins with `is_` or `has_` tells how far it is."""
+    """One request and its answer."""
 
     _line: Line
     _is_bodiless: bool

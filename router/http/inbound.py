@@ -157,14 +157,11 @@ class InboundProtocol(ClientLine):
         version = parser.get_http_version()
         method = parser.get_method().decode("ascii")
         path, raw_path, query = _split(self.url)
+        is_head = method == "HEAD"
         speaks_1_0 = version == "1.0"
-        exchange = Exchange(
-            self,
-            method == "HEAD",
-            speaks_1_0,
-            self.expect_100_continue and not speaks_1_0,
-            not speaks_1_0 and parser.should_keep_alive(),
-        )
+        expects_go_on = self.expect_100_continue and not speaks_1_0
+        keep_alive = not speaks_1_0 and parser.should_keep_alive()
+        exchange = Exchange(self, is_head, speaks_1_0, expects_go_on, keep_alive)
         scope = {
             "type": "http",
             "asgi": _ASGI,
