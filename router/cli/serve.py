@@ -218,7 +218,7 @@ async def _drain(runtime: Runtime, hurry: asyncio.Event, grace_s: float) -> None
     """Let what runs finish, at most `grace_s`, then cut it."""
     log.info("stopping: no new work is taken; what runs has %g s", grace_s)
     runtime.start_draining()
-    waits = {asyncio.create_task(event.wait()) for event in (runtime.state.idle, hurry)}
+    waits = {asyncio.create_task(wait) for wait in (runtime.state.until_idle(), hurry.wait())}
     await asyncio.wait(waits, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()

@@ -15,7 +15,7 @@ import msgspec
 
 from router.errors import bad_request
 from router.http import convert
-from router.http.decoding import decode, decoding_mistake, is_crowded
+from router.http.decoding import LOOK_MIN_BYTES, decode, decoding_mistake, is_crowded
 from router.http.texts import pairs, texts_or_tokens
 from router.request import ChatPrompt, OpaquePrompt, Prompt, TextPrompts
 
@@ -108,7 +108,7 @@ class ChatBody(GenerationBody):
     def prompt(self, raw: bytes) -> Prompt:
         if self.messages is msgspec.UNSET:
             raise missing("messages")
-        if is_crowded(raw):
+        if len(raw) >= LOOK_MIN_BYTES and is_crowded(raw):
             return OpaquePrompt(len(raw))
         try:
             messages = _MESSAGES.decode(self.messages)

@@ -4,13 +4,11 @@ How long a client may take to read is the connection's to say (`inbound`); here 
 `upload.py`'s.
 """
 
-import asyncio
 from collections.abc import Iterable
 from functools import lru_cache
-from types import TracebackType
-from typing import Self
 from urllib.parse import quote
 
+import msgspec
 from starlette.types import Message, Scope, Send
 
 from router.errors import ApiError, ErrorShape
@@ -31,66 +29,39 @@ class ClientLeft(ConnectionError):
     """The client closed its connection, or stopped reading or sending."""
 
 
-class ClientWatch:
-    """`with` around the work for a client: if it leaves (closes, resets, or stops reading) before it has its whole
-    answer, the task is cancelled and `ClientLeft` raised in its place. Costs no task: the connection calls.
+def watch(exchange: Exchange | None) -> None:
+    """If the client leaves (closes, resets, or stops reading) before it has its whole answer, its task is cancelled
+    from now on: `was_cut` tells. Costs no task: the connection calls. Where the connection is none of the router's own
+    (another ASGI server), nobody watches.
 
-    A cancellation from elsewhere stays one. Where the connection is none of the router's own (another ASGI server),
-    nobody watches.
+    Raises: `ClientLeft` where it is gone already.
     """
-
-    __slots__ = ("_exchange", "_left", "_reply", "_task")
-
-    def __init__(self, exchange: Exchange | None, reply: "Reply") -> None:
-        self._exchange = exchange
-        self._reply = reply
-        self._left = False
-        self._task: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> Self:
-        exchange = self._exchange
-        if exchange is not None:
-            if exchange.is_gone:
-                raise ClientLeft
-            self._task = exchange.task
-            exchange.on_left = self._leave
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._exchange is not None:
-            self._exchange.on_left = None
-        if self._left and self._task is not None:
-            # Our own cancellation; another one (shutdown) stays pending and goes on.
-            others = self._task.uncancel()
-            if others == 0 and (kind is None or issubclass(kind, asyncio.CancelledError)):
-                raise ClientLeft from error
-
-    def _leave(self) -> None:
-        # A client that has its whole answer cannot leave any more; what is left to do then is ours.
-        if not self._reply.finished and self._task is not None:
-            self._left = True
-            self._task.cancel()
+    if exchange is not None:
+        if exchange.is_gone:
+            raise ClientLeft
+        exchange.is_watched = True
 
 
-class Reply:
+def was_cut(exchange: Exchange | None) -> bool:
+    """Whether the cancellation that ended the work means that the client left. It is over then; another one (shutdown)
+    stays pending and goes on."""
+    return exchange is not None and exchange.is_cut and exchange.task is not None and exchange.task.uncancel() == 0
+
+
+class Reply(msgspec.Struct, eq=False):
     """What goes to the client. `started` tells whether the status is out, after which an error is only an event of a
     stream; `finished`, whether all of it is. All of it raises `ClientLeft` where the client is gone.
 
     `exchange`: the request's own end of the connection, where it is one of the router's: what is to be fast goes there,
     past ASGI."""
 
-    __slots__ = ("_exchange", "_is_stream", "_record", "_send", "finished", "shape", "started")
-
-    def __init__(self, send: Send, record: RequestRecord, shape: ErrorShape, exchange: Exchange | None = None) -> None:
-        self._send = send
-        self._exchange = exchange
-        self._record = record
-        self.shape = shape
-        self.started = False
-        self.finished = False
-        self._is_stream = False
+    _send: Send
+    _record: RequestRecord
+    shape: ErrorShape
+    _exchange: Exchange | None = None
+    started: bool = False
+    finished: bool = False
+    _is_stream: bool = False
 
     async def start(self, status: int, headers: Headers, first: bytes = b"", *, is_stream: bool = False) -> None:
         """Status and headers, with the router's own added, and the `first` bytes, in one write."""
@@ -123,8 +94,9 @@ class Reply:
             await self._out({"type": "http.response.body", "body": body, "more_body": False})
             return
         try:
-            await self.room()
-            exchange.answer(status, headers, router_lines(record), body)
+            lines = router_lines(record)
+            while not exchange.answer(status, headers, lines, body):
+                await exchange.drain()
         except OSError:
             raise ClientLeft from None
 

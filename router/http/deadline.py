@@ -7,7 +7,8 @@ timer rings; a timer that rings too early is set again for what is left.
 import asyncio
 from collections.abc import Callable
 
-_NEVER = float("inf")
+#: Where there is no deadline.
+NEVER = float("inf")
 #: A deadline so near is here: event loops count in milliseconds.
 TICK_S = 0.001
 
@@ -15,34 +16,31 @@ TICK_S = 0.001
 class Deadline:
     """When it comes, `act` of the last `set` is called, once."""
 
-    __slots__ = ("_act", "_due_s", "_loop", "_rings_at_s", "_timer")
+    __slots__ = ("_act", "_loop", "_rings_at_s", "_timer", "due_s")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._due_s = _NEVER
+        #: When it comes. Set to `NEVER`, there is none.
+        self.due_s = NEVER
         self._act: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_at_s = _NEVER
+        self._rings_at_s = NEVER
 
     def set(self, within_s: float, act: Callable[[], None]) -> None:
         """In place of the one before."""
-        self._due_s = due_s = self._loop.time() + within_s
+        self.due_s = due_s = self._loop.time() + within_s
         self._act = act
         if due_s < self._rings_at_s:
             self._set_timer(due_s)
 
-    def clear(self) -> None:
-        """There is none."""
-        self._due_s = _NEVER
-
     def stop(self) -> None:
         """There is none any more, and no timer."""
-        self._due_s = _NEVER
+        self.due_s = NEVER
         self._act = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._rings_at_s = _NEVER
+            self._rings_at_s = NEVER
 
     def _set_timer(self, at_s: float) -> None:
         if self._timer is not None:
@@ -52,12 +50,12 @@ class Deadline:
 
     def _ring(self) -> None:
         self._timer = None
-        self._rings_at_s = _NEVER
-        if self._due_s == _NEVER:
+        self._rings_at_s = NEVER
+        if self.due_s == NEVER:
             return
-        if self._due_s - self._loop.time() > TICK_S:
-            self._set_timer(self._due_s)
+        if self.due_s - self._loop.time() > TICK_S:
+            self._set_timer(self.due_s)
             return
-        act, self._due_s = self._act, _NEVER
+        act, self.due_s = self._act, NEVER
         if act is not None:
             act()

@@ -5,16 +5,17 @@ Rules:
 - The head of an answer of known length is written together with its first bytes. That of a stream goes out at once,
   with what there is of its body.
 - A client that holds its body back (`Expect`) is asked for it when the application asks, and not before.
-- Once the client is gone, `receive` says so, `send` raises, and who watches is called.
+- Once the client is gone, `receive` says so, `send` raises, and a task that is watched is cancelled.
 
 Time is the connection's: it ends what takes too long and says so here. Nothing here knows routes, keys or models.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
+import msgspec
 from starlette.types import ASGIApp, Message, Scope
 from uvicorn.server import ServerState
 
@@ -56,65 +57,36 @@ class Line(Protocol):
         """All of the answer is written."""
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One request and its answer."""
 
-    __slots__ = (
-        "_expects_go_on",
-        "_head",
-        "_is_bodiless",
-        "_is_chunked",
-        "_is_told",
-        "_left_bytes",
-        "_line",
-        "_speaks_1_0",
-        "_waiters",
-        "is_complete",
-        "is_gone",
-        "is_started",
-        "keep_alive",
-        "late",
-        "more_body",
-        "on_left",
-        "parts",
-        "task",
-        "unread_bytes",
-    )
-
-    def __init__(
-        self,
-        line: Line,
-        *,
-        is_head: bool,
-        speaks_1_0: bool,
-        keep_alive: bool,
-        expects_go_on: bool,
-    ) -> None:
-        self._line = line
-        #: The head that is to go out with the first bytes.
-        self._head = b""
-        self._is_bodiless = is_head
-        self._is_chunked = False
-        #: Of an answer of known length, what is still to come.
-        self._left_bytes: int | None = None
-        self._expects_go_on = expects_go_on
-        self._speaks_1_0 = speaks_1_0
-        #: Whether the application had the last piece of the body.
-        self._is_told = False
-        self._waiters: list[asyncio.Future[None]] | None = None
-        #: Called once, from the event loop, if the client leaves before it has its whole answer. One at a time watches.
-        self.on_left: Callable[[], None] | None = None
-        self.keep_alive = keep_alive
-        #: Pieces of the body that came and were not taken yet.
-        self.parts: list[bytes] = []
-        self.unread_bytes = 0
-        self.more_body = True
-        self.is_started = False
-        self.is_complete = False
-        self.is_gone = False
-        #: Why the body is not waited for any longer.
-        self.late: ApiError | None = None
-        self.task: asyncio.Task[None] | None = None
+    _line: Line
+    _is_bodiless: bool
+    _speaks_1_0: bool
+    _expects_go_on: bool
+    keep_alive: bool
+    #: Pieces of the body that came and were not taken yet.
+    parts: list[bytes] = []
+    unread_bytes: int = 0
+    more_body: bool = True
+    #: Whether the application had the last piece of the body.
+    _is_told: bool = False
+    #: Why the body is not waited for any longer.
+    late: ApiError | None = None
+    #: The head that is to go out with the first bytes.
+    _head: bytes = b""
+    #: Of an answer of known length, what is still to come.
+    _left_bytes: int | None = None
+    _is_chunked: bool = False
+    is_started: bool = False
+    is_complete: bool = False
+    is_gone: bool = False
+    task: asyncio.Task[None] | None = None
+    #: Whether the task is to be cancelled if the client leaves before it has its whole answer; and that it was.
+    is_watched: bool = False
+    is_cut: bool = False
+    #: Who waits for something to change.
+    waiters: list[asyncio.Future[None]] = []
 
     async def run(self, app: ASGIApp, scope: Scope, tasks: set[asyncio.Task[None]]) -> None:
         """The call, in a task of its own that stands in `tasks` until it is over."""
@@ -157,10 +129,14 @@ class Exchange:
         return {"type": "http.request", "body": self._take(), "more_body": self.more_body}
 
     def whole_body(self) -> bytes | None:
-        """What `receive` would give if it is all of the body and here already; else None, and nothing is taken."""
-        if self.more_body or self._is_told or self.is_gone or self.is_complete or self.late is not None:
+        """The body if all of it is here already and came in one piece; else None, and nothing is taken."""
+        parts = self.parts
+        if self.more_body or len(parts) != 1 or self._is_told or self.is_gone or self._line.is_read_paused:
             return None
-        return self._take()
+        self.unread_bytes = 0
+        self._is_told = True
+        self._expects_go_on = False
+        return parts.pop()
 
     def _take(self) -> bytes:
         parts = self.parts
@@ -202,20 +178,24 @@ class Exchange:
             self._line.awaits_reader()
             await self._wait()
 
-    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes, body: bytes) -> bool:
         """A whole answer in one write; its length is added. `lines`: more of its head, ready-made, a line end before
-        each. Raises: as `send`."""
+        each. False: nothing is written, since the client has yet to take what was; `drain`, and try again. Raises: as
+        `send`."""
         line = self._line
         transport = line.transport
         if self.is_gone or transport.is_closing():
             raise ConnectionResetError
         if self.is_started:
             raise RuntimeError("a whole answer has no place in one that began")
+        if line.is_write_paused:
+            return False
         self._left_bytes = len(body)
         head = self._begin(status, headers, lines)
         transport.write(head if self._is_bodiless else head + body)
         self._left_bytes = 0
         self._complete()
+        return True
 
     def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes, body: bytes) -> None:
         """The head and the first bytes of an answer that goes on, in one write; otherwise as `answer`."""
@@ -257,28 +237,26 @@ class Exchange:
 
     def wake(self) -> None:
         """Something changed that `receive` or `send` may wait for."""
-        if self._waiters:
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def lose(self) -> None:
         """The client is gone, or will get nothing more."""
         self.is_gone = True
-        on_left, self.on_left = self.on_left, None
-        if on_left is not None:
-            on_left()
+        if self.is_watched and self.task is not None:
+            self.is_watched = False
+            self.is_cut = True
+            self.task.cancel()
         self.wake()
 
     async def _wait(self) -> None:
         waiter = self._line.loop.create_future()
-        if self._waiters is None:
-            self._waiters = []
-        self._waiters.append(waiter)
+        self.waiters.append(waiter)
         try:
             await waiter
         finally:
-            self._waiters.remove(waiter)
+            self.waiters.remove(waiter)
 
     # -- the answer on the wire ------------------------------------------------------------------------------------
 
@@ -288,29 +266,41 @@ class Exchange:
             self._write(b"", more_body=True)
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes) -> bytes:
-        """The whole head; from here on the answer has begun."""
-        fields = self._fields(headers)
-        self.is_started = True
-        ends = self._framing(status)
-        return b"".join((STATUS_LINES.of(status, self._line.server_state.default_headers), fields, lines, ends))
-
-    def _fields(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """The lines of the head, save those of the framing, which is noted."""
-        lines: list[bytes] = []
+        """The whole head; from here on the answer has begun. What `headers` say of the framing is noted, and written at
+        the head's end."""
+        parts: list[bytes] = []
         for name, value in headers:
             field = FIELDS.get(name)
             if field is not None:
-                lines.append(field + value)
+                parts.append(field + value)
             elif name == b"content-length" and self._left_bytes is None:
                 self._left_bytes = int(value)
             elif name.lower() in _FRAMING:
                 self._note_framing(name.lower(), value)
             else:
-                lines.append(new_field(name.lower()) + value)
-        fields = b"".join(lines)
-        if len(fields) - len(fields.translate(None, CONTROLS)) != 2 * len(lines):
+                parts.append(new_field(name.lower()) + value)
+        fields = b"".join(parts)
+        if len(fields) - len(fields.translate(None, CONTROLS)) != 2 * len(parts):
             raise RuntimeError("a header's value has a control character in it")
-        return fields
+        self.is_started = True
+        if self._expects_go_on:
+            # Whether the body still comes is the client's choice, so a next request could not be told from it.
+            self.keep_alive = False
+        if status in _BODILESS:
+            self._is_bodiless = True
+            if status == _NO_CONTENT:
+                self._left_bytes = None
+        if self._left_bytes is not None:
+            framing = b"\r\ncontent-length: %d" % self._left_bytes
+        elif self._is_bodiless:
+            framing = b""
+        elif self._speaks_1_0:
+            framing, self.keep_alive = b"", False
+        else:
+            framing, self._is_chunked = b"\r\ntransfer-encoding: chunked", True
+        end = b"\r\n\r\n" if self.keep_alive else b"\r\nconnection: close\r\n\r\n"
+        first = STATUS_LINES.of(status, self._line.server_state.default_headers)
+        return b"".join((first, fields, lines, framing, end))
 
     def _note_framing(self, name: bytes, value: bytes) -> None:
         """What else the application says of the framing, which is written once all of it is known."""
@@ -320,25 +310,6 @@ class Exchange:
             self._left_bytes = int(value)
         elif name == b"connection" and b"close" in value.lower():
             self.keep_alive = False
-
-    def _framing(self, status: int) -> bytes:
-        """The last lines of the head: how its body ends, and whether the connection does with it."""
-        if self._expects_go_on:
-            # Whether the body still comes is the client's choice, so a next request could not be told from it.
-            self.keep_alive = False
-        if status in _BODILESS:
-            self._is_bodiless = True
-            if status == _NO_CONTENT:
-                self._left_bytes = None
-        if self._left_bytes is not None:
-            ends = b"\r\ncontent-length: %d" % self._left_bytes
-        elif self._is_bodiless:
-            ends = b""
-        elif self._speaks_1_0:
-            ends, self.keep_alive = b"", False
-        else:
-            ends, self._is_chunked = b"\r\ntransfer-encoding: chunked", True
-        return ends + (b"\r\n\r\n" if self.keep_alive else b"\r\nconnection: close\r\n\r\n")
 
     def _write(self, body: bytes, *, more_body: bool) -> None:
         if self._is_bodiless:
@@ -362,8 +333,8 @@ class Exchange:
 
     def _complete(self) -> None:
         self.is_complete = True
-        self.on_left = None
-        if self._waiters:
+        self.is_watched = False
+        if self.waiters:
             self.wake()
         self._line.answered(self)
 

@@ -45,8 +45,12 @@ class Guard:
         """The call behind the door, or its refusal, to be awaited: once inside, nothing of the guard is in its way."""
         if scope["type"] != "http":
             return self._table(scope, receive, send)
-        fields = read_fields(scope["headers"])
-        request_id = self._ids.of(fields)
+        headers = scope["headers"]
+        fields: dict[bytes, bytes] = dict(headers)
+        if len(fields) != len(headers):
+            fields = read_fields(headers)
+        given = fields.get(b"x-request-id")
+        request_id = next(self._ids.new) if given is None else self._ids.of(given)
         path: str = scope["path"]
         key = None
         if path not in OPEN_PATHS:

@@ -24,7 +24,7 @@ MAY_SET_WITHOUT_KEYS = frozenset({"class"})
 
 class Head(msgspec.Struct, frozen=True, gc=False):
     """Goes along in the scope. `key`: whose call it is, None where keys are not asked for; `may_set`: what this call
-    may ask for; `fields`: header fields by name, see `read_fields`."""
+    may ask for; `fields`: header fields by name, those that are there more than once as `read_fields` has them."""
 
     request_id: str
     key: KeyConfig | None
@@ -38,26 +38,20 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestIds:
-    """Ids of requests, unique over processes and restarts: a random beginning, then a count. They are no secret."""
+    """Ids of requests. `new`: unique over processes and restarts, a random beginning, then a count; they are no
+    secret."""
 
     def __init__(self) -> None:
-        self._prefix = "req-" + secrets.token_hex(8)
-        self._counter = itertools.count(1)
+        self.new = map(("req-" + secrets.token_hex(8) + "{:06x}").format, itertools.count(1))
 
-    def of(self, fields: dict[bytes, bytes]) -> str:
-        """The client's own id, or a new one."""
-        given = fields.get(b"x-request-id")
-        if given is not None and _REQUEST_ID.fullmatch(given):
-            return given.decode()
-        return f"{self._prefix}{next(self._counter):06x}"
+    def of(self, given: bytes) -> str:
+        """The client's own id if it may be kept, else a new one."""
+        return given.decode() if _REQUEST_ID.fullmatch(given) else next(self.new)
 
 
 def read_fields(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Header fields by name."""
-    fields = dict(headers)
-    if len(fields) == len(headers):
-        return fields
-    fields.clear()
+    """Header fields by name, where some are there more than once."""
+    fields: dict[bytes, bytes] = {}
     for name, value in headers:
         before = fields.setdefault(name, value)
         if before != value:

@@ -24,7 +24,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from router.http import doorstep
-from router.http.deadline import TICK_S
+from router.http.deadline import NEVER, TICK_S
 from router.http.exchange import EXTENSION, Exchange
 from router.http.line import ClientLine
 from router.http.pace import UploadPace
@@ -71,9 +71,10 @@ class InboundProtocol(ClientLine):
         self._is_idle = False
         #: Bytes since the last that were of use: of the head that is coming, or around a body's chunks.
         self._loose_bytes = 0
-        self._upload = UploadPace(
-            idle_s=self.upload_idle_s, whole_s=self.upload_s, min_bytes_per_s=self.upload_min_bytes_per_s
-        )
+        #: Of a body that is waited for.
+        self._upload: UploadPace | None = None
+        #: Bytes of the body that came.
+        self._body_bytes = 0
         #: The next request's first bytes, of a client that had its whole answer before the call was over.
         self._early = b""
 
@@ -90,12 +91,10 @@ class InboundProtocol(ClientLine):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             self._discard(data)
-        elif self._exchange is not None and not self._in_body:
+            return
+        if self._exchange is not None and not self._in_body:
             self._meet_early(data, self._exchange)
-        else:
-            self._parse(data)
-
-    def _parse(self, data: bytes) -> None:
+            return
         self._loose_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -114,7 +113,8 @@ class InboundProtocol(ClientLine):
         if self._loose_bytes > self.head_max_bytes:
             self._refuse(doorstep.head_too_large(self.head_max_bytes))
         elif self._in_body:
-            self._upload.came(self.loop.time())
+            if self._upload is not None:
+                self._upload.came(self.loop.time())
             if exchange is None or not exchange.parts:
                 return
             exchange.wake()
@@ -122,7 +122,9 @@ class InboundProtocol(ClientLine):
                 # Though it is waited for: several reads of the socket may come before the waiting task has its turn.
                 self.pause_reading()
         elif not self._loose_bytes:
-            self._keep()
+            # The rest of a body whose answer is out: the connection waits for its next request.
+            self._is_idle = True
+            self._deadline.set(self.timeout_keep_alive, self.transport.close)
         elif self._is_idle:
             self._is_idle = False
             self._deadline.set(self.head_s, self._head_is_late)
@@ -144,32 +146,22 @@ class InboundProtocol(ClientLine):
         if self._loose_bytes > self.head_max_bytes and self._head_bytes() > self.head_max_bytes:
             self._refuse(doorstep.head_too_large(self.head_max_bytes))
             return
-        if self.limit_concurrency is not None and self._connections() >= self.limit_concurrency:
-            self._refuse(doorstep.too_many(self.limit_concurrency))
+        most = self.limit_concurrency
+        if most is not None and (len(self.connections) >= most or len(self.tasks) >= most):
+            self._refuse(doorstep.too_many(most))
             return
-        self._loose_bytes = 0
-        self._deadline.clear()
-        self._upload.restart()
-        self._begin()
-        self._in_head = self._is_idle = False
-        self._in_body = True
-        # Trailers go to a list that nobody reads, not among the headers.
-        self.headers = []
-
-    def _begin(self) -> None:
-        """The head is complete and within bounds: its call begins."""
+        self._loose_bytes = self._body_bytes = 0
+        self._deadline.due_s = NEVER
+        self._upload = None
         parser = self.parser
         version = parser.get_http_version()
         method = parser.get_method().decode("ascii")
         path, raw_path, query = _split(self.url)
+        is_head = method == "HEAD"
         speaks_1_0 = version == "1.0"
-        exchange = Exchange(
-            self,
-            is_head=method == "HEAD",
-            speaks_1_0=speaks_1_0,
-            keep_alive=not speaks_1_0 and parser.should_keep_alive(),
-            expects_go_on=self.expect_100_continue and not speaks_1_0,
-        )
+        expects_go_on = self.expect_100_continue and not speaks_1_0
+        keep_alive = not speaks_1_0 and parser.should_keep_alive()
+        exchange = Exchange(self, is_head, speaks_1_0, expects_go_on, keep_alive)
         scope = {
             "type": "http",
             "asgi": _ASGI,
@@ -189,6 +181,10 @@ class InboundProtocol(ClientLine):
         self._exchange = exchange
         exchange.task = task = self.loop.create_task(exchange.run(self.app, scope, self.tasks))
         self.tasks.add(task)
+        self._in_head = self._is_idle = False
+        self._in_body = True
+        # Trailers go to a list that nobody reads, not among the headers.
+        self.headers = []
 
     def on_body(self, body: bytes) -> None:
         if self._is_deaf:
@@ -196,7 +192,7 @@ class InboundProtocol(ClientLine):
         self._loose_bytes = 0
         exchange = self._exchange
         if exchange is not None:
-            self._upload.size_bytes += len(body)
+            self._body_bytes += len(body)
             exchange.unread_bytes += len(body)
             exchange.parts.append(body)
 
@@ -207,9 +203,10 @@ class InboundProtocol(ClientLine):
         self._loose_bytes = 0
         exchange = self._exchange
         if exchange is not None:
-            self._deadline.clear()
+            self._deadline.due_s = NEVER
             exchange.more_body = False
-            exchange.wake()
+            if exchange.waiters:
+                exchange.wake()
 
     def _malformed(self, error: Exception) -> None:
         if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(error.__context__, _NO_TARGET):
@@ -227,7 +224,10 @@ class InboundProtocol(ClientLine):
 
     def awaits_body(self) -> None:
         """From now on the client has to send."""
-        self._upload.wait(self.loop.time())
+        if self._upload is None:
+            self._upload = UploadPace(self.loop.time(), self.upload_idle_s, self.upload_s, self.upload_min_bytes_per_s)
+        else:
+            self._upload.came(self.loop.time())
         self._look_at_upload()
 
     def answered(self, exchange: Exchange) -> None:
@@ -246,17 +246,13 @@ class InboundProtocol(ClientLine):
         elif self._in_body:
             self._deadline.set(self.rest_s, self.transport.close)
         else:
-            self._keep()
+            self._is_idle = True
+            self._deadline.set(self.timeout_keep_alive, self.transport.close)
             if self._early:
                 early, self._early = self._early, b""
                 self.data_received(early)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
-
-    def _keep(self) -> None:
-        """Stay for another request."""
-        self._is_idle = True
-        self._deadline.set(self.timeout_keep_alive, self.transport.close)
 
     def _head_is_late(self) -> None:
         # A client that has asked for nothing would take an error for the answer to what it asks next.
@@ -266,15 +262,15 @@ class InboundProtocol(ClientLine):
             self.transport.close()
 
     def _look_at_upload(self) -> None:
-        exchange = self._exchange
-        if exchange is None:
+        exchange, upload = self._exchange, self._upload
+        if exchange is None or upload is None:
             return
         now_s = self.loop.time()
-        left_s = self._upload.left_s(now_s)
+        left_s = upload.left_s(now_s, self._body_bytes)
         if left_s > TICK_S:
             self._deadline.set(left_s, self._look_at_upload)
         else:
-            exchange.late = self._upload.too_slow(now_s)
+            exchange.late = upload.too_slow(now_s, self._body_bytes)
             exchange.wake()
 
     # -- not taking --------------------------------------------------------------------------------------------------
@@ -288,9 +284,6 @@ class InboundProtocol(ClientLine):
             return
         self._go_deaf()
         self._discard(data)
-
-    def _connections(self) -> int:
-        return max(len(self.connections), len(self.tasks))
 
     def _head_bytes(self) -> int:
         """Of the head that the parser has just completed, save spaces and line ends that say nothing."""

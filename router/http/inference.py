@@ -1,7 +1,8 @@
 """The walk of one inference call: match, parse, count, classify, admit, send, stream, finish.
 
-Nothing else is here: each step's work is done where the step lives. What a step takes is given back by the `with` it
-stands in; how the call ended is decided in one place, and one `RequestRecord` says it.
+Nothing else is here: each step's work is done where the step lives. What the steps take is given back on every path,
+the answer first, then the body's bytes, before a client is told of an error; how a call that was broken off ended is
+decided in one place, and one `RequestRecord` says it.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from router.flow.answer import Answer
 from router.flow.job import Job, Refusal
 from router.flow.outgoing import client_headers
 from router.flow.unreported import probable_tokens
-from router.http.client import ClientLeft, ClientWatch, Reply, exchange_of
+from router.http.client import ClientLeft, Reply, exchange_of, was_cut, watch
 from router.http.exchange import Exchange
 from router.http.head import HEAD, Head
 from router.http.parsing import LIGHT_ENDPOINTS, parse
@@ -22,7 +23,7 @@ from router.http.responses import locate
 from router.http.service import ModelService, RouterState
 from router.http.sizing import Sized, size_up
 from router.http.stream import send_answer
-from router.http.upload import Body
+from router.http.upload import read_body
 from router.observe.log import log_request
 from router.observe.metrics import UNKNOWN
 from router.policy.classify import Reason
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _HOPS = HOP_HEADER.encode()
 _COMPLETED = Outcome.COMPLETED
+_PINNED = Reason.PINNED
 
 #: The outcome of a refusal of ours, by its code or, failing that, its status.
 _OUTCOMES = {
@@ -66,31 +68,62 @@ class Inference:
         record = RequestRecord(head.request_id, state.clock.now_s(), self._label)
         exchange = exchange_of(scope)
         reply = Reply(send, record, self._shape, exchange)
+        task = asyncio.current_task() if exchange is None else exchange.task
+        assert task is not None, "an ASGI call runs in a task"
         state.metrics.arrived()
-        task = state.enter()
+        state.tasks.add(task)
+        raw = b""
         try:
-            await self._walk(scope, receive, exchange, head, reply, record)
-        except ClientLeft:
-            record.outcome = _left(record)
-        except Refusal as refusal:
-            record.outcome = refusal.outcome
-            await _try_to_say(reply, refusal.error)
-        except ApiError as error:
-            record.outcome = _OUTCOMES.get(error.code) or _OUTCOMES.get(error.status, Outcome.REFUSED_INVALID)
-            await _try_to_say(reply, error)
-        except asyncio.CancelledError:
-            if not state.draining:
+            if head.key is not None:
+                record.tenant = head.key.tenant
+            if state.draining:
+                raise _stopping("taking new requests")
+            is_relayable = _HOPS not in head.fields or self._check_hops(head.text(_HOPS))
+            raw = await read_body(receive, head.fields, scope["headers"], exchange, self._body_max_bytes, state.buffers)
+            record.bytes_in = len(raw)
+            watch(exchange)
+            path: str = scope["path"]
+            if scope["query_string"]:
+                path = f"{path}?{scope['query_string'].decode('latin-1')}"
+            request = parse(self._endpoint, path, head, raw)
+            record.stream = request.stream
+            record.model = UNKNOWN
+            service = state.models.by_name.get(request.model) or state.models.find(request.model)
+            record.model = service.config.name
+
+            # The one engine that keeps the conversation, if any does.
+            only = None
+            if request.previous_response_id is not None:
+                only = await locate(service, request.previous_response_id)
+            headers = client_headers(scope["headers"], may_set=head.may_set)
+            place_id = f"{state.process_id}-{next(state.place_numbers)}"
+            if self._is_light:
+                sized = None
+                answer = await service.flow.send_light(Job(place_id, request, headers, only, is_relayable), record)
+            else:
+                sized = await size_up(service, request, head.key, record)
+                record.request_class = sized.request_class
+                record.reason = sized.reason if only is None else _PINNED
+                job = Job(
+                    place_id, request, headers, only, is_relayable, sized.request_class, sized.demand, sized.edits
+                )
+                answer = await service.flow.send(job, record)
+            try:
+                await send_answer(answer, reply, record)
+            finally:
+                answer.close()
+            if sized is not None:
+                _learn(service, sized, answer, record)
+            state.buffers.give_back(len(raw))
+        except BaseException as error:
+            # Before anything is awaited.
+            state.buffers.give_back(len(raw))
+            if not await self._end_early(error, exchange, reply, record):
                 raise
-            # The grace is over: the client is told, and the task has nothing left to do.
-            record.outcome = Outcome.REFUSED_SHUTDOWN
-            await _try_to_say(reply, _stopping("before the answer was complete"))
-        except Exception:
-            # The one boundary: a bug of ours must end as an answer and an outcome, and in the log.
-            log.exception("request %s failed inside the router", record.request_id)
-            record.outcome = Outcome.INTERNAL_ERROR
-            await _try_to_say(reply, ApiError(500, "internal_error", "The router failed on this request; see its log."))
         finally:
-            state.leave(task)
+            state.tasks.discard(task)
+            if state.draining and not state.tasks:
+                state.idle.set()
             record.ended_at_s = state.clock.now_s()
             if record.outcome is None:
                 # Cancelled from outside: the server is stopping for good.
@@ -98,56 +131,38 @@ class Inference:
             state.metrics.finish(record)
             log_request(record)
 
-    async def _walk(
-        self,
-        scope: Scope,
-        receive: Receive,
-        exchange: Exchange | None,
-        head: Head,
-        reply: Reply,
-        record: RequestRecord,
-    ) -> None:
-        """Match, parse, count, classify, admit, send, stream; what was learned is the finish."""
-        state = self._state
-        if head.key is not None:
-            record.tenant = head.key.tenant
-        if state.draining:
-            raise _stopping("taking new requests")
-        is_relayable = _HOPS not in head.fields or self._check_hops(head.text(_HOPS))
-        with Body(scope, receive, exchange, max_bytes=self._body_max_bytes, budget=state.buffers) as body:
-            raw = await body.read()
-            record.bytes_in = len(raw)
-            with ClientWatch(exchange, reply):
-                path: str = scope["path"]
-                if scope["query_string"]:
-                    path = f"{path}?{scope['query_string'].decode('latin-1')}"
-                request = parse(self._endpoint, path, head, raw)
-                record.stream = request.stream
-                record.model = UNKNOWN
-                service = state.models.find(request.model)
-                record.model = service.config.name
-
-                # The one engine that keeps the conversation, if any does.
-                only = None
-                if request.previous_response_id is not None:
-                    only = await locate(service, request.previous_response_id)
-                headers = client_headers(scope["headers"], may_set=head.may_set)
-                place_id = state.new_place_id()
-                if self._is_light:
-                    answer = await service.flow.send_light(Job(place_id, request, headers, only, is_relayable), record)
-                    with answer:
-                        await send_answer(answer, reply, record)
-                    return
-                sized = await size_up(service, request, head.key, record)
-                record.request_class = sized.request_class
-                record.reason = sized.reason if only is None else Reason.PINNED
-                job = Job(
-                    place_id, request, headers, only, is_relayable, sized.request_class, sized.demand, sized.edits
-                )
-                answer = await service.flow.send(job, record)
-                with answer:
-                    await send_answer(answer, reply, record)
-                _learn(service, sized, answer, record)
+    async def _end_early(
+        self, error: BaseException, exchange: Exchange | None, reply: Reply, record: RequestRecord
+    ) -> bool:
+        """Decide the outcome of a call that `error` broke off, and tell the client. False: the error goes on."""
+        if exchange is not None:
+            exchange.is_watched = False
+        told: ApiError | None = None
+        if isinstance(error, ClientLeft) or (isinstance(error, asyncio.CancelledError) and was_cut(exchange)):
+            record.outcome = _left(record)
+        elif isinstance(error, Refusal):
+            record.outcome = error.outcome
+            told = error.error
+        elif isinstance(error, ApiError):
+            record.outcome = _OUTCOMES.get(error.code) or _OUTCOMES.get(error.status, Outcome.REFUSED_INVALID)
+            told = error
+        elif isinstance(error, asyncio.CancelledError) and self._state.draining:
+            # The grace is over: the client is told, and the task has nothing left to do.
+            record.outcome = Outcome.REFUSED_SHUTDOWN
+            told = _stopping("before the answer was complete")
+        elif isinstance(error, Exception):
+            # The one boundary: a bug of ours must end as an answer and an outcome, and in the log.
+            log.error("request %s failed inside the router", record.request_id, exc_info=error)
+            record.outcome = Outcome.INTERNAL_ERROR
+            told = ApiError(500, "internal_error", "The router failed on this request; see its log.")
+        else:
+            return False
+        if told is not None:
+            try:
+                await reply.fail(told)
+            except ClientLeft:
+                pass  # which changes nothing
+        return True
 
     def _check_hops(self, hops: str | None) -> bool:
         """Whether a request that passed these routers may be relayed.
@@ -192,11 +207,3 @@ def _left(record: RequestRecord) -> Outcome:
     if record.sent_at_s is not None:
         return Outcome.CLIENT_LEFT_PREFILL
     return Outcome.CLIENT_LEFT_WAITING if record.bytes_in else Outcome.CLIENT_LEFT_UPLOAD
-
-
-async def _try_to_say(reply: Reply, error: ApiError) -> None:
-    """Tell the client; it may be gone by now, which changes nothing."""
-    try:
-        await reply.fail(error)
-    except ClientLeft:
-        pass

@@ -10,46 +10,33 @@ from router.errors import ApiError
 
 
 class UploadPace:
-    """The pace of one body after another. Times are the event loop's."""
+    """The pace of a body that somebody waits for. Times are the event loop's."""
 
-    __slots__ = ("_idle_s", "_last_s", "_min_bytes_per_s", "_since_s", "_whole_s", "size_bytes")
+    __slots__ = ("_idle_s", "_last_s", "_min_bytes_per_s", "_since_s", "_whole_s")
 
-    def __init__(self, *, idle_s: float, whole_s: float, min_bytes_per_s: float) -> None:
-        """A body may pause for `idle_s`, and take `whole_s` and a second more for each `min_bytes_per_s` bytes."""
+    def __init__(self, now_s: float, idle_s: float, whole_s: float, min_bytes_per_s: float) -> None:
+        """From now on it has to come. It may pause for `idle_s`, and take `whole_s` and a second more for each
+        `min_bytes_per_s` bytes."""
         self._idle_s = idle_s
         self._whole_s = whole_s
         self._min_bytes_per_s = min_bytes_per_s
-        self.restart()
-
-    def restart(self) -> None:
-        """Another body, which nobody waits for yet."""
-        self._since_s: float | None = None
-        self._last_s = 0.0
-        self.size_bytes = 0
-
-    def wait(self, now_s: float) -> None:
-        """Somebody waits for (more of) it: from now on it has to come."""
-        if self._since_s is None:
-            self._since_s = now_s
-        self._last_s = now_s
+        self._since_s = self._last_s = now_s
 
     def came(self, now_s: float) -> None:
-        """Some of it did."""
+        """Some of it did, or more of it is waited for only now."""
         self._last_s = now_s
 
-    def left_s(self, now_s: float) -> float:
-        """Until it is too slow."""
-        if self._since_s is None:
-            return self._idle_s
-        allowed_s = self._whole_s + self.size_bytes / self._min_bytes_per_s
+    def left_s(self, now_s: float, size_bytes: int) -> float:
+        """Until it is too slow, where `size_bytes` of it came so far."""
+        allowed_s = self._whole_s + size_bytes / self._min_bytes_per_s
         return min(self._last_s + self._idle_s, self._since_s + allowed_s) - now_s
 
-    def too_slow(self, now_s: float) -> ApiError:
-        taken_s = 0.0 if self._since_s is None else now_s - self._since_s
+    def too_slow(self, now_s: float, size_bytes: int) -> ApiError:
+        taken_s = now_s - self._since_s
         return ApiError(
             408,
             "upload_timeout",
-            f"{self.size_bytes:,} bytes of the body came in {taken_s:.0f} s; the request was given up. A body may "
+            f"{size_bytes:,} bytes of the body came in {taken_s:.0f} s; the request was given up. A body may "
             f"pause for {self._idle_s:g} s and take {self._whole_s:g} s, and a second more for each "
             f"{self._min_bytes_per_s:,} bytes.",
             headers={"connection": "close"},

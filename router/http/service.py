@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -68,15 +68,11 @@ class Models:
 
     def __init__(self, services: Iterable[ModelService]) -> None:
         self._services = tuple(services)
-        self._by_name = {name: s for s in self._services for name in (s.config.name, *s.config.aliases)}
+        #: By every name that clients may use.
+        self.by_name = {name: s for s in self._services for name in (s.config.name, *s.config.aliases)}
 
     def __iter__(self) -> Iterator[ModelService]:
         return iter(self._services)
-
-    @property
-    def by_name(self) -> Mapping[str, ModelService]:
-        """Every name clients may use."""
-        return self._by_name
 
     def find(self, name: str) -> ModelService:
         """The model that `name` means; an empty name means the only model, as it does for vLLM.
@@ -89,15 +85,15 @@ class Models:
             raise ApiError(
                 400,
                 "missing_required_parameter",
-                f"`model` is missing. Models here: {', '.join(self._by_name)[:500]}.",
+                f"`model` is missing. Models here: {', '.join(self.by_name)[:500]}.",
                 param="model",
             )
-        service = self._by_name.get(name)
+        service = self.by_name.get(name)
         if service is None:
             raise ApiError(
                 404,
                 "model_not_found",
-                f"The model {name[:200]!r} does not exist here. Models: {', '.join(self._by_name)[:500]}.",
+                f"The model {name[:200]!r} does not exist here. Models: {', '.join(self.by_name)[:500]}.",
                 param="model",
             )
         return service
@@ -105,8 +101,9 @@ class Models:
 
 @dataclass(slots=True)
 class RouterState:
-    """What all routes of one process share. `draining`: no new work is taken. `is_broken`: a part
-    of this process is gone for good."""
+    """What all routes of one process share. `draining`: no new work is taken. `is_broken`: a part of this process is
+    gone for good. `tasks`: calls being worked on, each of which puts its own in and takes it out; the last to go sets
+    `idle`, if the router drains."""
 
     config: RouterConfig
     clock: Clock
@@ -118,34 +115,21 @@ class RouterState:
     process_id: str
     draining: bool = False
     is_broken: bool = False
+    #: With the process's id before it, what a request is called in ledgers and queues: unique in all processes.
     place_numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.idle.set()
 
     @property
     def in_flight(self) -> int:
         return len(self.tasks)
 
-    def new_place_id(self) -> str:
-        """What a request is called in ledgers and queues: unique in all processes."""
-        return f"{self.process_id}-{next(self.place_numbers)}"
-
-    def enter(self) -> asyncio.Task[None]:
-        """The current task is a call being worked on, until `leave` is told of it."""
-        task = asyncio.current_task()
-        assert task is not None, "an ASGI call runs in a task"
-        if not self.tasks:
+    async def until_idle(self) -> None:
+        """Wait until no call is being worked on."""
+        assert self.draining, "calls tell of their end only then"
+        while self.tasks:
             self.idle.clear()
-        self.tasks.add(task)
-        return task
-
-    def leave(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if not self.tasks:
-            self.idle.set()
+            await self.idle.wait()
 
     def cut(self) -> None:
         """End every call that still runs."""

@@ -28,6 +28,8 @@ _CAP_FIELDS = {
 _PROMPT_FIELDS = {Endpoint.CHAT: "messages", Endpoint.MESSAGES: "messages", Endpoint.COMPLETIONS: "prompt"}
 
 
+_CHAT = RequestClass.CHAT
+
 _NO_EDITS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -48,7 +50,7 @@ async def size_up(service: ModelService, request: ParsedRequest, key: KeyConfig 
     """
     shapes = service.shapes
     cap = request.max_tokens
-    output = service.expected_output_tokens(RequestClass.CHAT) if cap is None else cap
+    output = service.expected_output_tokens(_CHAT) if cap is None else cap
     default_class = key.default_class if key is not None else None
     settled = service.counter.settle(
         request.prompt,
@@ -70,7 +72,7 @@ async def size_up(service: ModelService, request: ParsedRequest, key: KeyConfig 
             raise _too_long(request, classified.limit_tokens, demand, count)
     if cap is not None:
         return Sized(count, demand, classified.request_class, classified.reason, _NO_EDITS)
-    if classified.request_class is not RequestClass.CHAT:
+    if classified.request_class is not _CHAT:
         output = service.expected_output_tokens(classified.request_class)
         demand = _demand(request, count, output, shapes.largest_max_model_len, demand.longest_prompt_tokens)
     return Sized(count, demand, classified.request_class, classified.reason, _cap_edit(service, request, demand))

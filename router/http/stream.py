@@ -28,9 +28,11 @@ async def send_answer(answer: Answer, reply: Reply, record: RequestRecord) -> No
 
     Raises: `ClientLeft`.
     """
-    headers = [
-        pair for pair in answer.headers if pair[0] not in _NOT_PASSED_ON and not pair[0].startswith(b"x-router-")
-    ]
+    headers: list[tuple[bytes, bytes]] = []
+    for pair in answer.headers:
+        name = pair[0]
+        if name not in _NOT_PASSED_ON and not name.startswith(b"x-router-"):
+            headers.append(pair)
     if answer.is_whole and not answer.is_stream:
         await reply.whole(answer.status, headers, answer.preface)
         record.outcome = answer.outcome

@@ -5,13 +5,12 @@ is for `parsing`.
 """
 
 import asyncio
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Mapping
 
-from starlette.types import Receive, Scope
+from starlette.types import Receive
 
 from router.errors import ApiError
-from router.http.client import ClientLeft
+from router.http.client import ClientLeft, Headers
 from router.http.exchange import Exchange
 from router.http.inflate import Inflater, check_coding
 
@@ -42,45 +41,53 @@ class BufferBudget:
         self.used_bytes -= size_bytes
 
 
-class Body:
-    """A request body being read and held; `with` gives its bytes back to the budget."""
+async def read_body(
+    receive: Receive,
+    fields: Mapping[bytes, bytes],
+    headers: Headers,
+    exchange: Exchange | None,
+    max_bytes: int,
+    budget: BufferBudget,
+) -> bytes:
+    """The whole body of a request, without its compression; at once where it came together with the head, whose
+    `fields` are those of `headers` by name. Its length is taken from `budget`, and the caller's to give back.
+    `exchange`: as for `Reply`.
 
-    __slots__ = ("_budget", "_exchange", "_headers", "_max_bytes", "_receive", "_taken_bytes")
+    Raises: `ApiError` 413 past `max_bytes` (before reading, where the length is declared), 415 for a compression that
+    is not read, 400 for a broken one, 429 past the budget, 408 where it stops coming or never ends; `ClientLeft` if it
+    ends early. Nothing is taken then.
+    """
+    if exchange is not None and b"content-encoding" not in fields:
+        body = exchange.whole_body()
+        if body is not None:
+            if len(body) > max_bytes:
+                raise _too_large(f"{len(body):,}", max_bytes)
+            budget.take(len(body))
+            return body
+    upload = _Upload(receive, headers, exchange, max_bytes, budget)
+    try:
+        return await upload.read()
+    except BaseException:
+        budget.give_back(upload.taken_bytes)
+        raise
+
+
+class _Upload:
+    """A body that comes in pieces or compressed. `taken_bytes`: what of it is held."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, exchange: Exchange | None, *, max_bytes: int, budget: BufferBudget
+        self, receive: Receive, headers: Headers, exchange: Exchange | None, max_bytes: int, budget: BufferBudget
     ) -> None:
-        """`exchange`: as for `Reply`."""
-        self._headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
+        self._headers = headers
         self._exchange = exchange
         self._max_bytes = max_bytes
         self._budget = budget
-        self._taken_bytes = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._budget.give_back(self._taken_bytes)
-        self._taken_bytes = 0
+        self.taken_bytes = 0
 
     async def read(self) -> bytes:
-        """The whole body, without its compression; at once where it came together with the headers.
-
-        Raises: `ApiError` 413 past the limit (before reading, where the length is declared), 415 for a compression that
-        is not read, 400 for a broken one, 429 past the budget, 408 where it stops coming or never ends; `ClientLeft`
-        if it ends early.
-        """
-        if not self._check_headers():
-            body = None if self._exchange is None else self._exchange.whole_body()
-            if body is not None:
-                # The usual case: it came together with the head.
-                self._take(body)
-                return body
-            inflater = None
-        else:
-            inflater = Inflater()
+        """See `read_body`."""
+        inflater = Inflater() if self._check_headers() else None
         parts: list[bytes] = []
         while True:
             message = await self._receive()
@@ -110,10 +117,10 @@ class Body:
                 await asyncio.sleep(0)
 
     def _take(self, part: bytes) -> None:
-        if self._taken_bytes + len(part) > self._max_bytes:
-            raise self._too_large(f"more than {self._max_bytes:,}")
+        if self.taken_bytes + len(part) > self._max_bytes:
+            raise _too_large(f"more than {self._max_bytes:,}", self._max_bytes)
         self._budget.take(len(part))
-        self._taken_bytes += len(part)
+        self.taken_bytes += len(part)
 
     def _check_headers(self) -> bool:
         """Whether the body is compressed, of one that may be read at all."""
@@ -121,7 +128,7 @@ class Body:
         for name, value in self._headers:
             if name == b"content-length":
                 if value.isdigit() and int(value) > self._max_bytes:
-                    raise self._too_large(f"{int(value):,}")
+                    raise _too_large(f"{int(value):,}", self._max_bytes)
             elif name == b"content-encoding":
                 codings.append(value)
         return bool(codings) and check_coding(b", ".join(codings))
@@ -130,9 +137,10 @@ class Body:
         exchange = self._exchange
         return ClientLeft() if exchange is None or exchange.late is None else exchange.late
 
-    def _too_large(self, size: str) -> ApiError:
-        return ApiError(
-            413,
-            "request_too_large",
-            f"The body has {size} bytes; the limit is {self._max_bytes:,}. Send less, or raise server.body_max_bytes.",
-        )
+
+def _too_large(size: str, max_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        "request_too_large",
+        f"The body has {size} bytes; the limit is {max_bytes:,}. Send less, or raise server.body_max_bytes.",
+    )

@@ -61,9 +61,10 @@ class LineWriter:
         """Bytes that went out."""
         if self._room is not None and not self._room.poll(0):
             return 0
-        with contextlib.suppress(OSError):  # no room (EAGAIN), no reader (EPIPE), no space: the line is lost
+        try:
             return os.write(self._file, line)
-        return 0
+        except OSError:  # no room (EAGAIN), no reader (EPIPE), no space: the line is lost
+            return 0
 
 
 def _opened_again(file: int) -> int:

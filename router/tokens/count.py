@@ -116,14 +116,16 @@ class Counter:
         size = chat_size(prompt)
         extra = self._limits.special_tokens if prompt.add_special_tokens else 0
         media_tokens = size.media * self._image_tokens
-        if size.is_plain and self._plain is not None:
+        is_bounded = False
+        if self._overhead is None:
+            lower, upper = 0, FALLBACK_RATIO * size.estimate_bytes + media_tokens + extra
+        elif size.is_plain and self._plain is not None:
             lower, upper = self._plain.of(size)
             upper += extra
             is_bounded = self._limits.is_proven
         else:
-            lower, upper = self._loose_bounds(prompt, size)
+            lower, upper = self._loose_bounds(prompt, size, self._overhead)
             upper += media_tokens + extra
-            is_bounded = False
         text_bytes = 0 if size.media or prompt.has_stored_history else size.estimate_bytes
         if (
             self._tokenizer is None
@@ -137,7 +139,10 @@ class Counter:
                 figure = lower
             elif figure > upper:
                 figure = upper
-            method = "opaque" if prompt.has_stored_history else self._method(figure, upper)
+            if prompt.has_stored_history:
+                method = "opaque"
+            else:
+                method = "learned" if figure < upper and self._learned.is_warm else "bytes"
             return Count(figure, figure, lower, upper, 1, False, method, text_bytes)
         bounds = Count(upper, upper, lower, upper, 1, False, "bytes", text_bytes)
         return Unsettled(prompt, bounds, size.media, media_tokens, size.estimate_bytes)
@@ -221,16 +226,14 @@ class Counter:
                 for size, low, high in zip(sizes, lowers, uppers, strict=False)
             ] or [0]
             figure = sum(estimates)
-            method = self._method(figure, sum(uppers))
+            method = "learned" if figure < sum(uppers) and self._learned.is_warm else "bytes"
             return Count(figure, max(estimates), lower, upper, len(sizes), False, method, total)
         bounds = Count(sum(uppers), upper, lower, upper, len(sizes), False, "bytes", total)
         return Unsettled(prompt, bounds, work_bytes=total)
 
-    def _loose_bounds(self, chat: ChatPrompt, size: ChatSize) -> tuple[int, int]:
-        """Lower, and an upper one that is no proof, of a chat whose template's words are not known."""
-        if self._overhead is None:
-            return 0, FALLBACK_RATIO * size.estimate_bytes
-        words_bytes = self._overhead.of(size.messages).bytes
+    def _loose_bounds(self, chat: ChatPrompt, size: ChatSize, overhead: ChatOverhead) -> tuple[int, int]:
+        """Lower, and an upper one that is no proof, of a chat that is not plain."""
+        words_bytes = overhead.of(size.messages).bytes
         lower = 0
         if chat.chat_template is None:
             lower = self._limits.lower(TextSize(size.solid_bytes, size.solid_wide_bytes))
@@ -260,9 +263,6 @@ class Counter:
         """The learned figure, held inside the bounds."""
         learned = self._learned.estimate_tokens(text_bytes, request_class) + extra_tokens
         return min(upper, max(lower, learned))
-
-    def _method(self, figure: int, upper: int) -> str:
-        return "learned" if figure < upper and self._learned.is_warm else "bytes"
 
 
 def _is_far(text_bytes: int, lower: int, decision_tokens: Sequence[int]) -> bool:

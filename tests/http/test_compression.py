@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from starlette.types import Message, Scope
+from starlette.types import Message
 
 from router.errors import ApiError
 from router.http.inflate import STEP_MAX_BYTES, Inflater
-from router.http.upload import Body, BufferBudget
+from router.http.upload import BufferBudget, read_body
 from tests.http.scripted import ScriptedEngine
 from tests.http.setting import chat_body
 from tests.http.stack import Stack, fresh
@@ -29,18 +29,16 @@ def zeros(size: int) -> bytes:
     return b"".join([*pieces, packer.flush()])
 
 
-def scope(encoding: bytes) -> Scope:
-    return {"type": "http", "headers": [(b"content-encoding", encoding)]}
-
-
 async def read(packed: bytes, *, max_bytes: int, budget: BufferBudget, encoding: bytes = b"gzip") -> bytes:
     """As the router reads it, the whole of it in one piece."""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": packed, "more_body": False}
 
-    with Body(scope(encoding), receive, None, max_bytes=max_bytes, budget=budget) as body:
-        return await body.read()
+    headers = [(b"content-encoding", encoding)]
+    body = await read_body(receive, dict(headers), headers, None, max_bytes, budget)
+    budget.give_back(len(body))
+    return body
 
 
 # -- in the router ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from router.http import inbound
 from router.http.inbound import InboundProtocol
 from tests.http.door import PLAIN_HEADERS, App, Held, code_of, error_of, serving
 from tests.http.stack import Stack, fresh, until
@@ -218,7 +219,7 @@ async def test_what_is_no_request_is_told_so_in_the_standard_shape(
 async def test_a_bug_while_a_request_is_taken_is_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(InboundProtocol, "_begin", lambda self: 1 / 0)
+    monkeypatch.setattr(inbound, "_split", lambda target: 1 / 0)
 
     async with serving(App()) as port:
         answer = await exchange(port, request("/"))
