@@ -34,7 +34,6 @@ class Answer:
         "_grows",
         "_meter",
         "_splitter",
-        "_target",
         "_whole",
         "headers",
         "is_stream",
@@ -48,6 +47,7 @@ class Answer:
         "request",
         "response",
         "status",
+        "target",
     )
 
     def __init__(
@@ -73,7 +73,8 @@ class Answer:
         self.record = record
         self.lease = lease
         self.on_cut: Callable[[], None] | None = target.on_cut
-        self._target = target
+        #: Whom to tell what becomes of this.
+        self.target = target
         self._first_byte_s = first_byte_s
         #: Of a plain answer: all of it where it came as a whole; else it is metered as it passes.
         self._whole = b""
@@ -201,9 +202,9 @@ class Answer:
         it."""
         self.is_whole = True
         self.preface = self._whole = body
-        self.record.first_token_at_s = self._target.clock.now_s()
-        if self._target.on_output is not None:
-            self._target.on_output()
+        self.record.first_token_at_s = self.target.clock.now_s()
+        if self.target.on_output is not None:
+            self.target.on_output()
         if self.lease is not None:
             self.lease.release(is_answered=True)
             self.lease = None
@@ -221,9 +222,9 @@ class Answer:
     def saw_output(self) -> None:
         """The first generated token is here."""
         if self.record.first_token_at_s is None:
-            self.record.first_token_at_s = self._target.clock.now_s()
-            if self._target.on_output is not None:
-                self._target.on_output()
+            self.record.first_token_at_s = self.target.clock.now_s()
+            if self.target.on_output is not None:
+                self.target.on_output()
             if self.lease is not None:
                 self.lease.first_token()
 
@@ -288,5 +289,5 @@ class Answer:
     def _check_first_token_in_time(self) -> None:
         """Comments show that the engine lives, not that it will ever answer."""
         sent_at_s = self.record.sent_at_s
-        if sent_at_s is not None and self._target.clock.now_s() - sent_at_s > self._first_byte_s:
+        if sent_at_s is not None and self.target.clock.now_s() - sent_at_s > self._first_byte_s:
             raise UpstreamTimeout("first_byte", self._first_byte_s)

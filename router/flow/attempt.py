@@ -157,7 +157,7 @@ class ModelFlow:
             else:
                 target.answered[0] += 1
                 if record.first_token_at_s is None:
-                    self._watch_for_cut(job, lease, answer)
+                    self._watch_for_token(job, lease, answer)
                 elif self._suspects.deaths:
                     self._suspects.answered(job)
                 return answer
@@ -270,10 +270,17 @@ class ModelFlow:
         lease.release()
         self._metrics.attempted(self.config.name, engine.name, result)
 
-    def _watch_for_cut(self, job: Job, lease: Lease, answer: Answer) -> None:
+    def _watch_for_token(self, job: Job, lease: Lease, answer: Answer) -> None:
         """The headers of `answer` have to go out before its first token."""
         if answer.outcome is Outcome.COMPLETED:
-            answer.on_cut = partial(self._cut_before_token, job, self.engines[lease.place.engine], answer)
+            engine = self.engines[lease.place.engine]
+            answer.target = replace(answer.target, on_output=partial(self._late_token, job, engine))
+            answer.on_cut = partial(self._cut_before_token, job, engine, answer)
+
+    def _late_token(self, job: Job, engine: Engine) -> None:
+        """The first token came after the headers had to go out."""
+        engine.note_request_ok()
+        self._suspects.answered(job)
 
     def _cut_before_token(self, job: Job, engine: Engine, answer: Answer) -> None:
         """The upstream failed amid an answer whose headers had to go out before the first token."""

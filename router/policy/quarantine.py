@@ -5,7 +5,7 @@ deaths are remembered, each with the prompts that were lost in it before their f
 
     lost      a connection broke before the prompt's first token: the engine may have died of it
     died      the engine went down within `CONFIRM_S` of that: it did die; else the loss is forgotten
-    cleared   the prompt got a token somewhere: it kills nobody
+    cleared   the prompt got a token from an engine: it kills nobody
 
 A prompt is in quarantine while it was in two deaths, at most `QUARANTINE_S` apart, of which at most `CROWD_MAX` prompts
 were common, until `QUARANTINE_S` after the later one. While a death is not certain, it counts as one as long as no

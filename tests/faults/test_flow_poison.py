@@ -9,12 +9,13 @@ from router.flow.job import Refusal
 from router.policy.lifecycle import EngineState, LifecycleEvent
 from router.policy.outcome import Outcome
 from router.upstream.api import UpstreamLost
-from tests.flow.stack import BATCH, CHAT, Stack, body_of, fresh, run
-from tests.upstream.fakes import STREAM_HEAD, Connection, Script, answer, piece
+from tests.flow.stack import BATCH, CHAT, Stack, body_of, fresh, rest_of, run
+from tests.upstream.fakes import STREAM_HEAD, Connection, Script, answer, piece, serve
 
 POISON = body_of("POISON", max_tokens=4, stream=True)
 WELL = body_of("Hello.", max_tokens=4)
 ANSWER = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}'
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}\n\n'
 
 
 def mortal(seen: list[bytes]) -> Script:
@@ -168,6 +169,57 @@ def test_a_token_clears_the_prompt() -> None:
 
             assert answered.status == 200
             assert again == [502, 502]
+
+    run(test())
+
+
+def test_a_first_token_that_comes_after_the_headers_had_to_go_out_clears_the_prompt_too() -> None:
+    async def test() -> None:
+        calls = 0
+        release = asyncio.Event()
+
+        async def script(connection: Connection) -> None:
+            nonlocal calls
+            while await connection.request() is not None:
+                calls += 1
+                if calls != 2:
+                    connection.reset()
+                    return
+                await connection.send(STREAM_HEAD + piece(b": queued\n\n"))
+                await release.wait()
+                await connection.send(piece(TOKEN) + piece(b""))
+
+        async with fresh(chat={"e1": script, "e2": script}, batch={}, commit_after_s=0.01) as stack:
+            assert (await refused(stack, POISON)).error.status == 502
+            answer = await stack.flow.send(stack.job(body=POISON), stack.record())
+            release.set()
+            with answer:
+                streamed = await rest_of(answer)
+            again = [(await refused(stack, POISON)).error.status for _ in range(2)]
+
+            assert streamed.endswith(TOKEN)
+            assert again == [502, 502]
+
+    run(test())
+
+
+def test_an_answer_of_a_relay_clears_nothing() -> None:
+    async def test() -> None:
+        seen: list[bytes] = []
+        relay = serve(lambda _: answer(ANSWER))
+        async with fresh(chat={"e1": mortal(seen), "e2": mortal(seen)}, batch={}, relay=relay) as stack:
+            assert (await refused(stack, POISON)).error.status == 502
+            dead = stack.records[-1].engine
+            (alive,) = stack.engines.keys() - {dead}
+            go_down(stack, str(dead))
+            stack.engines[alive].drain()
+            relayed, _ = await stack.send(stack.job(body=POISON))
+            stack.engines[alive].undrain()
+            stack.engines[alive].see(LifecycleEvent.WORK_OK)
+            ends = [(await refused(stack, POISON)).error.status for _ in range(2)]
+
+            assert relayed.record.relay == "x"
+            assert ends == [502, 422]
 
     run(test())
 
