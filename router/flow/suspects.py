@@ -1,6 +1,6 @@
 """Prompts that engines died of are not sent on: the driver of `policy/quarantine.py` for one model.
 
-It hashes prompts, tells the policy who was lost and which engine went down, and says what a client gets whose prompt is
+It hashes prompts, tells the policy who was lost and which engine is gone, and says what a client gets whose prompt is
 in quarantine. While no engine was lost lately it costs one look.
 """
 
@@ -59,7 +59,7 @@ class Suspects:
             self._quarantine.cleared(self._hash(job))
 
     def _on_change(self, engine: Engine) -> None:
-        if self.deaths and engine.status.state is EngineState.DOWN:
+        if self.deaths and engine.status.is_gone:
             self._quarantine.died(engine.name, self._clock.now_s())
 
     def _hash(self, job: Job) -> bytes:

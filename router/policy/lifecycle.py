@@ -112,6 +112,11 @@ class Lifecycle(msgspec.Struct, frozen=True):
     is_failing: bool = False
 
     @property
+    def is_gone(self) -> bool:
+        """Whether it is down and not for requests alone: its connections or its /health fail too."""
+        return self.state is EngineState.DOWN and (self.failures > 0 or not self.is_in_touch)
+
+    @property
     def is_amiss(self) -> bool:
         """Whether tokens for a client would change more than the time of the last ones."""
         is_counting = self.losses or self.failures or self.relapses
@@ -206,7 +211,8 @@ def _after_contact(life: Lifecycle, event: LifecycleEvent, now_s: float, detail:
     if event is LifecycleEvent.PROBE_FAILED:
         life = replace(life, failures=life.failures + 1)
         if life.state is EngineState.SERVING and life.failures >= life.rules.failures_to_down:
-            return _to(life, EngineState.DOWN, now_s, f"/health failed {life.failures} times: {detail}")
+            down = _to(life, EngineState.DOWN, now_s, f"/health failed {life.failures} times: {detail}")
+            return replace(down, failures=life.failures)
     elif event is LifecycleEvent.PROBE_OK:
         life = replace(life, failures=0)
     if life.state is EngineState.UNKNOWN or is_back:

@@ -4,7 +4,7 @@ A prompt that kills its engine is sent again by its client, and again; without a
 deaths are remembered, each with the prompts that were lost in it before their first token:
 
     lost      a connection broke before the prompt's first token: the engine may have died of it
-    died      the engine went down within `CONFIRM_S` of that: it did die; else the loss is forgotten
+    died      the engine was gone within `CONFIRM_S` of that: it did die; else the loss is forgotten
     cleared   the prompt got a token from an engine: it kills nobody
 
 A prompt is in quarantine while it was in two deaths, at most `QUARANTINE_S` apart, of which at most `CROWD_MAX` prompts
@@ -63,7 +63,7 @@ class Quarantine:
             death.prompts.add(prompt)
 
     def died(self, engine: str, now_s: float) -> None:
-        """`engine` went down. Idempotent."""
+        """`engine` refuses connections or fails its health. Idempotent."""
         death = self._latest(engine, now_s)
         if death is not None:
             death.is_certain = True

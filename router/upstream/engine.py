@@ -31,12 +31,14 @@ _UNKNOWN_BEHAVIOUR = behaviour_of("")
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A snapshot. `since_s`: monotonic seconds when `state` began. `version` is empty, `max_model_len` and
-    `capacity_tokens` are None where the engine does not say. `metrics` is None where they are missing or old."""
+    """A snapshot. `since_s`: monotonic seconds when `state` began. `is_gone`: it is down, and not for requests alone.
+    `version` is empty, `max_model_len` and `capacity_tokens` are None where the engine does not say. `metrics` is None
+    where they are missing or old."""
 
     state: EngineState
     reason: str
     since_s: float
+    is_gone: bool = False
     version: str = ""
     behaviour: EngineBehaviour = _UNKNOWN_BEHAVIOUR
     served_model_names: tuple[str, ...] = ()
@@ -136,8 +138,9 @@ class Engine:
         self._life = life = advance(self._life, event, self._clock.now_s(), detail)
         ok_at_s = life.last_ok_at_s
         self._is_ok_until_s = float("-inf") if ok_at_s is None or life.is_amiss else ok_at_s + _OK_EVERY_S
-        if life.state is not self._status.state or life.reason != self._status.reason:
-            self._set(replace(self._status, state=life.state, reason=life.reason, since_s=life.since_s))
+        status = self._status
+        if life.state is not status.state or life.reason != status.reason or life.is_gone is not status.is_gone:
+            self._set(replace(status, state=life.state, reason=life.reason, since_s=life.since_s, is_gone=life.is_gone))
 
     def learn_identity(self, version: str | None, names: tuple[str, ...] | None, max_model_len: int | None) -> None:
         """What registration read; None (or a missing `max_model_len`) leaves what was known."""

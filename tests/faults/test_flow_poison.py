@@ -110,6 +110,39 @@ def test_losses_of_engines_that_give_tokens_again_hold_nobody() -> None:
     run(test())
 
 
+def test_losses_of_engines_that_are_reached_and_well_are_nobodys_death() -> None:
+    async def test() -> None:
+        seen: list[bytes] = []
+        async with fresh(chat={"e1": mortal(seen), "e2": mortal(seen)}, batch={}) as stack:
+            for name in ("e1", "e2"):
+                # What cuts long prefills in front of a healthy engine: three in a row take it out.
+                for number in range(3):
+                    await refused(stack, POISON if number == 0 else body_of(f"POISON {name} {number}"), only=name)
+                assert stack.engines[name].status.state is EngineState.DOWN
+                stack.engines[name].see(LifecycleEvent.PROBE_OK)
+            stack.all_serve()
+
+            assert (await refused(stack, POISON)).error.status == 502
+
+    run(test())
+
+
+@pytest.mark.parametrize("sign", [LifecycleEvent.PROBE_REFUSED, LifecycleEvent.PROBE_FAILED])
+def test_an_engine_out_for_its_losses_has_died_once_a_probe_fails_too(sign: LifecycleEvent) -> None:
+    async def test() -> None:
+        seen: list[bytes] = []
+        async with fresh(chat={"e1": mortal(seen), "e2": mortal(seen)}, batch={}) as stack:
+            for name in ("e1", "e2"):
+                for number in range(3):
+                    await refused(stack, POISON if number == 0 else body_of(f"POISON {name} {number}"), only=name)
+                stack.engines[name].see(sign)
+            stack.all_serve()
+
+            assert (await refused(stack, POISON)).error.status == 422
+
+    run(test())
+
+
 def test_an_engine_that_was_going_anyway_did_not_die_of_it() -> None:
     async def test() -> None:
         seen: list[bytes] = []
