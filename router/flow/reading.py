@@ -19,6 +19,7 @@ from router.policy.retry import Failure
 from router.request import ParsedRequest, RequestRecord
 from router.upstream.api import Upstream, UpstreamError, UpstreamRequest, UpstreamResponse
 from router.upstream.headers import first
+from router.upstream.partial import read_partly
 from router.upstream.sse import body_kind
 
 #: Error bodies are read up to here, and for so long; an engine's longest are a few kB and come at once.
@@ -92,7 +93,7 @@ def _is_readable(response: UpstreamResponse) -> bool:
 
 async def _read_error(answer: Answer, name: str) -> None:
     response = answer.response
-    body = await _read_up_to(response, _ERROR_MAX_BYTES, _ERROR_S)
+    body = await read_partly(response, _ERROR_MAX_BYTES, _ERROR_S)
     retry_after = response.header(b"retry-after")
     meaning = from_answer(
         answer.status,
@@ -125,20 +126,6 @@ async def _read_stream_start(answer: Answer, name: str, commit_after_s: float) -
         if isinstance(meaning, AttemptFailed):
             raise meaning
         answer.replace(meaning.status, meaning.body)
-
-
-async def _read_up_to(response: UpstreamResponse, limit_bytes: int, limit_s: float) -> bytes:
-    """What came of the body within both limits: the status is known, and a slow body may not hold the place."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(limit_s):
-            while size < limit_bytes and (chunk := await response.read()):
-                parts.append(chunk)
-                size += len(chunk)
-    except TimeoutError:
-        pass
-    return b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from router.upstream.api import (
 )
 from router.upstream.behaviour import is_shutting_down
 from router.upstream.engine import Engine
+from router.upstream.partial import read_partly
 from router.upstream.scrape import PAGE_MAX_BYTES, parse_metrics
 from router.upstream.sse import FirstEvent, body_kind
 
@@ -254,6 +255,8 @@ class EngineMonitor:
                     request, connect_s=connect_s, first_byte_s=limit_s, idle_s=limit_s
                 )
                 try:
+                    if response.status >= 400:
+                        return response.status, await read_partly(response, limit_bytes, limit_s)
                     answer = bytearray()
                     while len(answer) < limit_bytes and (chunk := await response.read()):
                         answer += chunk

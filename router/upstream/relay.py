@@ -5,8 +5,6 @@ the configuration names one; calls pass the circuit breaker; a request that has 
 second. When to relay is never decided here.
 """
 
-import asyncio
-
 import msgspec
 
 from router.clock import Clock
@@ -23,6 +21,7 @@ from router.upstream.api import (
 )
 from router.upstream.headers import first
 from router.upstream.httpx_call import HttpxUpstream
+from router.upstream.partial import read_partly
 
 #: Ids of the routers that have relayed a request, oldest first, with commas between.
 HOP_HEADER = "x-router-hop"
@@ -145,7 +144,10 @@ class Relay:
         )
         if not has_options or response.status not in (400, 422):
             return response
-        refusal = await _read(response, _REFUSAL_MAX_BYTES)
+        try:
+            refusal = await read_partly(response, _REFUSAL_MAX_BYTES, _REFUSAL_S)
+        finally:
+            response.close()
         if b"stream_options" not in refusal:
             headers = [pair for pair in response.headers if pair[0] != b"content-length"]
             return _Read(response.status, headers, refusal)
@@ -228,20 +230,6 @@ class _Read(ReadOnly):
 
     def close(self) -> None:
         """The connection went back when the body was read."""
-
-
-async def _read(response: UpstreamResponse, limit_bytes: int) -> bytes:
-    """What comes of the body within `_REFUSAL_S`, cut at `limit_bytes`; closes the response."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_REFUSAL_S):
-            while len(body) < limit_bytes and (chunk := await response.read()):
-                body += chunk
-    except TimeoutError:
-        pass
-    finally:
-        response.close()
-    return bytes(body[:limit_bytes])
 
 
 def _without_stream_options(body: bytes) -> bytes:

@@ -127,6 +127,48 @@ def test_what_cannot_have_started_is_sent_again_without_the_client_seeing_it(
     run(test())
 
 
+def breaks_off(status: int, begun: bytes = b"") -> Any:
+    """Its head names a longer body than comes."""
+
+    async def play(connection: Connection) -> None:
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n".encode()
+        await connection.send(head + begun)
+        # A clean close, so that what was sent arrives.
+        connection.writer.close()
+
+    return play
+
+
+@both_bodies
+@pytest.mark.parametrize("begun", [b"", b'{"error":{"mess'])
+def test_a_503_whose_body_breaks_off_is_a_503_and_no_lost_request(body: dict[str, Any], begun: bytes) -> None:
+    async def test() -> None:
+        seen: list[bytes] = []
+        engines = {"a": playing(breaks_off(503, begun), seen), "b": playing(breaks_off(503, begun), seen)}
+        async with fresh(chat=engines, batch={}, attempts_max=2) as stack:
+            with pytest.raises(Refusal) as found:
+                await stack.send(stack.job(body=body))
+
+            assert found.value.error.code == "engine_busy"
+            assert len(seen) == 2
+            assert [engine.life.losses for engine in stack.engines.values()] == [0, 0]
+
+    run(test())
+
+
+def test_a_400_whose_body_breaks_off_is_the_clients_mistake_and_takes_no_engine_out() -> None:
+    async def test() -> None:
+        seen: list[bytes] = []
+        async with fresh(chat={"a": playing(breaks_off(400, b"bad "), seen)}, batch={}) as stack:
+            for _ in range(4):
+                answered, body = await stack.send(stack.job(body=PLAIN))
+                assert (answered.status, json.loads(body)["error"]["message"]) == (400, "bad")
+
+            assert stack.engines["a"].status.can_serve
+
+    run(test())
+
+
 def test_a_503_as_the_only_event_of_a_stream_is_seen_though_its_blank_line_is_missing() -> None:
     async def test() -> None:
         seen: list[bytes] = []

@@ -292,6 +292,32 @@ def test_an_empty_abort_is_no_token() -> None:
     run(body())
 
 
+def test_a_full_engine_that_breaks_off_amid_its_refusal_stays_in_too() -> None:
+    async def body() -> None:
+        rules = LifecycleRules(lately_s=0, work_interval_s=0)
+        fake = FakeEngine()
+        is_full = False
+
+        async def script(connection: Connection) -> None:
+            while (request := await connection.request()) is not None:
+                if is_full and request.path == "/v1/completions":
+                    fake.seen.append(request)
+                    fake.news.set()
+                    await connection.send(b"HTTP/1.1 503 X\r\ncontent-length: 99\r\n\r\nbusy")
+                    connection.writer.close()
+                    return
+                await connection.send(await fake.handle(request))
+
+        async with RawServer(script) as server, watched(server.url, rules=rules) as it:
+            await it.becomes(EngineState.SERVING)
+            is_full = True
+            await fake.asked_again("/v1/completions", 3)
+
+            assert it.engine.status.state is EngineState.SERVING
+
+    run(body())
+
+
 def test_a_full_engine_that_refuses_the_probe_stays_in() -> None:
     async def body() -> None:
         busy = b'{"error":{"message":"The engine is currently busy","code":503}}'

@@ -255,6 +255,19 @@ def test_stream_options_that_a_relay_refuses_are_left_out_from_then_on() -> None
     run(body())
 
 
+def test_another_400_whose_body_breaks_off_is_still_a_400() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 400 X\r\ncontent-length: 99\r\n\r\nno such")
+        connection.writer.close()
+
+    async def body() -> None:
+        async with relay(script) as it:
+            assert await call(it, replace(POST, body=b'{"stream_options":{}}')) == (400, b"no such")
+
+    run(body())
+
+
 def test_another_400_comes_back_whole_and_is_not_sent_again() -> None:
     refusal = b'{"error":{"message":"max_tokens is too large"}}'
     asked: list[SeenRequest] = []
