@@ -8,6 +8,10 @@ Rules of this file:
   `BARREN_MAX_BYTES`, the body that nobody has read yet by `UNREAD_MAX_BYTES` and one read of the socket more, after
   which the socket itself is not read and TCP holds the engine back. Nor is it while the one to whom the body is pushed
   has no room.
+- What the other side said before it closed counts also where it was our write that found it closed: an engine that
+  refuses a large request unread is heard. Not over TLS, where what the kernel has still to give is no plain text.
+- An answer that nobody asked for is told from the next one only by coming before that one is asked for: HTTP/1.1 has no
+  numbers. What lies in the socket by then closes the connection; nothing guards against what comes later.
 - Bytes of a body pass undecoded. An answer whose framing is in doubt is no answer (RFC 9112, 6.3).
 - Time is kept by one alarm for each connection, which is set again only when it rings or would ring too late: in steady
   traffic no timer is made or cancelled for a request.
@@ -18,6 +22,7 @@ it arrives is `response.py`.
 
 import asyncio
 import math
+import os
 import select
 import socket
 from typing import Protocol, cast
@@ -59,6 +64,7 @@ class Wire(asyncio.Protocol):
         "_alarm",
         "_alarm_at_s",
         "_barren_bytes",
+        "_fd",
         "_is_at_end",
         "_is_chunked",
         "_is_head_only",
@@ -91,6 +97,8 @@ class Wire(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._poll: select.poll | None = None
+        #: Of a socket that can be read past the transport; below 0 where there is none.
+        self._fd = -1
         self._response: WireResponse | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at_s = math.inf
@@ -141,7 +149,8 @@ class Wire(asyncio.Protocol):
         self._is_sending = True
         view = memoryview(body)
         for at in range(0, len(body), _PIECE_BYTES):
-            while self._writes_wait and not response.status:
+            # One that is closing has failed and is about to say so.
+            while (self._writes_wait or self._transport.is_closing()) and not response.status:
                 await response.news()
             if response.status or response.wire is None:
                 return
@@ -221,6 +230,8 @@ class Wire(asyncio.Protocol):
                 its_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._poll = select.poll()
             self._poll.register(its_socket.fileno(), select.POLLIN)
+            if transport.get_extra_info("sslcontext") is None:
+                self._fd = its_socket.fileno()
 
     def data_received(self, data: bytes) -> None:
         response = self._response
@@ -258,6 +269,8 @@ class Wire(asyncio.Protocol):
         self._closed(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and self._response is not None and self._fd >= 0:
+            self._take_unread()
         self._closed(exc)
 
     def pause_writing(self) -> None:
@@ -279,6 +292,17 @@ class Wire(asyncio.Protocol):
             why = "" if exc is None else f" ({type(exc).__name__}: {exc})"
             response.fail(UpstreamLost(f"the other side closed the connection {when}{why}"))
         self.drop()
+
+    def _take_unread(self) -> None:
+        """Take in what came and was not read when a write failed. The socket is closed only after `connection_lost`."""
+        while self._response is not None and self._unread_bytes <= UNREAD_MAX_BYTES:
+            try:
+                data = os.read(self._fd, UNREAD_MAX_BYTES)
+            except OSError:
+                return
+            if not data:
+                return
+            self.data_received(data)
 
     def _ends_by_closing(self, headers: Headers) -> bool:
         """Whether the end of the connection is the end of the body (RFC 9112, 6.3, case 8)."""

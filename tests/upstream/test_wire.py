@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -68,6 +69,7 @@ class Faulty:
         self.open = 0
         #: What the transport still had to send, at each write.
         self.held_bytes: list[int] = []
+        self.before_a_large_write: Callable[[], object] = lambda: None
 
     async def __call__(self, protocol: Callable[[], asyncio.Protocol]) -> object:
         if self.fails():
@@ -122,6 +124,8 @@ class _Transport:
 
     def write(self, data: bytes) -> None:
         self._faults.held_bytes.append(self._transport.get_write_buffer_size())
+        if len(data) > wire.JOINED_MAX_BYTES:
+            self._faults.before_a_large_write()
         if self._faults.fails():
             self._transport.abort()
         else:
@@ -456,6 +460,35 @@ def test_an_engine_that_refuses_before_it_has_read_the_request_is_heard(closes: 
             assert await read(response) == b"too long"
             assert len(it._idle) == 0
             check_at_rest(it)
+
+    run(test())
+
+
+def test_an_engine_that_has_refused_and_closed_before_the_body_is_written_is_heard() -> None:
+    refusal = answer(b"too long", status=413)
+
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            gone = threading.Event()
+
+            def refuse() -> None:
+                served, _ = listening.accept()
+                served.recv(65536)
+                served.sendall(refusal)
+                served.close()
+                gone.set()
+
+            thread = threading.Thread(target=refuse)
+            thread.start()
+            faults = Faulty(listening.getsockname()[1])
+            faults.before_a_large_write = gone.wait
+            it = engine_at("http://127.0.0.1:1", connect=faults)
+
+            response = await ask(it, UpstreamRequest("POST", "/v1/x", (), b"x" * (3 << 20)))
+
+            assert (response.status, await read(response)) == (413, b"too long")
+            check_at_rest(it)
+            thread.join()
 
     run(test())
 
