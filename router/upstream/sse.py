@@ -33,6 +33,7 @@ TAIL_BYTES = 64 << 10
 
 #: A `"usage"` key whose value is an object. Inside a JSON string the quotes would be escaped, so this is always a key.
 _USAGE_KEY = re.compile(rb'"usage"\s*:\s*(?=\{)')
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 
 _BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -101,7 +102,12 @@ def is_usage_only(event: Event) -> bool:
     """True exactly for the chunk that `stream_options.include_usage` adds: no choices, and a usage object."""
     if event.kind != "data" or b'"usage"' not in event.raw:
         return False
-    value = _decode(event.data)
+    data = event.data
+    value = _decode(data)
+    if not value:
+        # A NaN or too deep an object somewhere: it is told by how it looks.
+        is_plain = data.count(b'"choices"') == 1 and b'"error"' not in data
+        return is_plain and _NO_CHOICES.search(data) is not None and _USAGE_KEY.search(data) is not None
     return value.get("choices") == [] and isinstance(value.get("usage"), dict) and value.get("error") is None
 
 

@@ -209,6 +209,17 @@ def test_only_the_chunk_with_no_choices_and_a_usage_is_the_usage_chunk() -> None
     assert not is_usage_only(Event(b": usage\n\n", "comment"))
 
 
+@pytest.mark.parametrize("odd", ["NaN", "-Infinity", "[" * 5_000 + "]" * 5_000], ids=["NaN", "infinity", "deep"])
+def test_the_usage_chunk_is_known_also_where_its_usage_cannot_be_read(odd: str) -> None:
+    chunk = '{"id":"x","choices": [ ],"usage": {"prompt_tokens":5,"cost":' + odd + "}}"
+
+    assert is_usage_only(event(chunk))
+    assert not is_usage_only(event(chunk.replace("[ ]", '[{"index":0}]')))
+    assert not is_usage_only(event(chunk.replace('"id":"x"', '"error":{"code":503}')))
+    assert not is_usage_only(event(chunk.replace('"id":"x"', '"choices":[{"index":0}]')))
+    assert not is_usage_only(event(chunk.replace('"usage": {', '"usage": null,"x": {')))
+
+
 def test_the_first_event_tells_an_error_inside_a_200_with_its_code() -> None:
     busy = {"error": {"message": "The engine is currently busy", "type": "Service Unavailable", "code": 503}}
     overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
