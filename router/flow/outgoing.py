@@ -11,36 +11,12 @@ import msgspec
 from router.errors import nested_too_deeply
 from router.request import ParsedRequest
 from router.upstream.api import Headers, UpstreamRequest
-from router.upstream.headers import named_in_connection
+from router.upstream.headers import NEVER_SENT, named_in_connection
 
 _RAW_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-#: Hop-by-hop (RFC 9110, 7.6.1), ours to set anew, or a credential of the client's.
-_NEVER_FORWARDED = frozenset(
-    {
-        b"accept-encoding",
-        b"api-key",
-        b"authorization",
-        b"connection",
-        b"content-encoding",
-        b"content-length",
-        b"cookie",
-        b"expect",
-        b"forwarded",
-        b"host",
-        b"keep-alive",
-        b"prefer",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"via",
-        b"x-api-key",
-        b"x-request-id",
-    }
-)
+#: Besides what no connection sends on: what is ours to say, or was already obeyed.
+_NEVER_FORWARDED = NEVER_SENT | {b"content-encoding", b"forwarded", b"prefer", b"via", b"x-request-id"}
 _NEVER_FORWARDED_PREFIXES = (b"x-router-", b"x-forwarded-")
 #: Headers that only some keys may set, and the name of that permission.
 _GUARDED = {b"x-vllm-priority": "priority", b"x-data-parallel-rank": "data_parallel_rank"}

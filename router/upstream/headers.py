@@ -25,8 +25,8 @@ HOP_BY_HOP = frozenset(
     }
 )
 
-#: Set by the connection itself, or the client's secrets. `expect` was answered by our own server.
-_NEVER_SENT = HOP_BY_HOP | {
+#: Hop-by-hop, set by the connection itself, or the client's secrets. `expect` was answered by our own server.
+NEVER_SENT = HOP_BY_HOP | {
     b"accept-encoding",
     b"api-key",
     b"authorization",
@@ -80,7 +80,7 @@ def header_lines(headers: Headers) -> bytes:
 
 def _begin(name: bytes) -> bytes:
     """What stands before a value of `name`; empty where `name` is not sent or no name."""
-    begin = b"" if name in _NEVER_SENT or not _NAME.fullmatch(name) else b"\r\n%b: " % name
+    begin = b"" if name in NEVER_SENT or not _NAME.fullmatch(name) else b"\r\n%b: " % name
     if len(_BEGINS) < _BEGINS_MAX:
         _BEGINS[name] = begin
     return begin
@@ -92,7 +92,7 @@ def _checked_lines(headers: Headers) -> bytes:
 
 def sendable(headers: Headers) -> list[tuple[bytes, bytes]]:
     """The same as pairs."""
-    dropped = _NEVER_SENT | named_in_connection(value for name, value in headers if name == b"connection")
+    dropped = NEVER_SENT | named_in_connection(value for name, value in headers if name == b"connection")
     return [
         pair for pair in headers if pair[0] not in dropped and _NAME.fullmatch(pair[0]) and _VALUE.fullmatch(pair[1])
     ]
