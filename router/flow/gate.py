@@ -42,14 +42,6 @@ class Gate:
 
     # -- places -------------------------------------------------------------------------------------------------
 
-    async def admit_chat(self, offer: Offer) -> Lease:
-        """A place for a chat request, at once or after the bounded hold.
-
-        Raises: `NoPlace`. Cancelled while held, the request is withdrawn and holds nothing.
-        """
-        lease = self.try_chat(offer)
-        return lease if lease is not None else await self.hold(offer)
-
     def try_chat(self, offer: Offer) -> Lease | None:
         """A place for a chat request at once, or None: it is then held, and `hold` must be awaited next, with nothing
         awaited in between.

@@ -11,7 +11,7 @@ from router.policy.decision import Offer
 from router.policy.demand import RequestClass
 from router.request import RequestRecord
 from router.sim.faults import FaultKind
-from tests.flow.stack import BATCH, CHAT, Stack, body_of, fault, fresh, run, sim, until
+from tests.flow.stack import BATCH, CHAT, Stack, body_of, fault, fresh, placed, run, sim, until
 
 STREAM = body_of(max_tokens=4_000, stream=True)
 PLAIN = body_of(max_tokens=4_000)
@@ -79,7 +79,7 @@ def test_a_client_that_leaves_amid_its_stream_clears_the_engine_and_the_ledger(
 def test_a_client_that_leaves_while_it_is_held_was_never_sent() -> None:
     async def test() -> None:
         async with fresh(capacity_tokens=100, borrow=False, chat_settings={"hold_ratio": 1.0}) as stack:
-            lease = await stack.gate.admit_chat(_place(stack))
+            lease = await placed(stack.gate, _place(stack))
             task, record = begin(stack, stack.job(tokens=50))
             await until(lambda: stack.gate.snapshot().held_requests == 1)
 

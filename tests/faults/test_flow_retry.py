@@ -21,6 +21,7 @@ from tests.flow.stack import (
     body_of,
     fault,
     fresh,
+    placed,
     run,
     sim,
     sim_relay,
@@ -357,7 +358,7 @@ def test_what_may_have_started_is_told_so_where_the_other_engine_has_no_room() -
             chat=pool, batch={}, capacity_tokens=100, retry_started=True, chat_settings=settings, relay=sim_relay()
         ) as stack:
             blocker = stack.job(tokens=100)
-            lease = await stack.gate.admit_chat(Offer("blocker", CHAT, blocker.demand, only="full"))
+            lease = await placed(stack.gate, Offer("blocker", CHAT, blocker.demand, only="full"))
 
             with pytest.raises(Refusal) as refused:
                 await stack.send(stack.job())

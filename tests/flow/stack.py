@@ -25,12 +25,14 @@ from router.flow.answer import Answer
 from router.flow.attempt import ModelFlow
 from router.flow.gate import Gate
 from router.flow.job import Job
+from router.flow.lease import Lease
 from router.flow.line import BatchLine, LineBounds
 from router.flow.relaying import Relays
 from router.http.head import Head
 from router.http.parsing import parse
 from router.observe.metrics import Metrics
 from router.policy.admission import Admission, AdmissionRules, PoolRules
+from router.policy.decision import Offer
 from router.policy.demand import Demand, RequestClass
 from router.policy.ledger import ClassLimits, EngineLimits
 from router.policy.lifecycle import LifecycleEvent
@@ -74,6 +76,11 @@ async def until(is_true: Callable[[], bool]) -> None:
     """Wait for something that does not say when it changes. The guard of the test bounds it."""
     while not is_true():
         await asyncio.sleep(0.002)
+
+
+async def placed(gate: Gate, offer: Offer) -> Lease:
+    """A place for chat, at once or after the hold."""
+    return gate.try_chat(offer) or await gate.hold(offer)
 
 
 def sim(*rules: FaultRule, time_scale: float = 0.0, seats: int = 8, **options: Any) -> SimServerOptions:

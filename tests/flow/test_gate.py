@@ -14,6 +14,7 @@ from router.policy.decision import Offer, RefusalCause
 from router.policy.demand import Demand, RequestClass
 from router.policy.ledger import ClassLimits, EngineLimits
 from tests.flow.jumping import JumpingLoop, run_on
+from tests.flow.stack import placed
 
 CHAT, BATCH = RequestClass.CHAT, RequestClass.BATCH
 HOLD_S = 2.0
@@ -36,7 +37,7 @@ class House:
             self.gate.set_serving(name, True)
 
     async def chat(self, name: str, tokens: int = 100, **fields: Any) -> Lease:
-        return await self.gate.admit_chat(Offer(name, CHAT, Demand(0, 0, tokens), **fields))
+        return await placed(self.gate, Offer(name, CHAT, Demand(0, 0, tokens), **fields))
 
     def batch(self, name: str, tokens: int = 100, **fields: Any) -> Lease | None:
         return self.gate.try_batch(Offer(name, BATCH, Demand(0, 0, tokens), **fields))

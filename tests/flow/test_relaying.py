@@ -12,7 +12,7 @@ from router.policy.decision import Offer
 from router.policy.demand import RequestClass
 from router.policy.outcome import Outcome
 from router.sim.faults import FaultKind
-from tests.flow.stack import BATCH, CHAT, MODEL, Stack, body_of, fault, fresh, run, sim, sim_relay
+from tests.flow.stack import BATCH, CHAT, MODEL, Stack, body_of, fault, fresh, placed, run, sim, sim_relay
 from tests.upstream.fakes import Connection, Script, SeenRequest, answer, serve
 
 STREAM = body_of(max_tokens=4, stream=True)
@@ -63,7 +63,7 @@ def test_a_full_chat_pool_goes_to_the_relay_and_a_full_queue_too() -> None:
         settings = {"queue_max_requests": 1, "queue_max_tokens": 50}
         async with fresh(relay=sim_relay(), capacity_tokens=100, chat_settings=OFF, batch_settings=settings) as stack:
             leases = [
-                await stack.gate.admit_chat(Offer(f"full-{number}", CHAT, stack.job(tokens=100).demand))
+                await placed(stack.gate, Offer(f"full-{number}", CHAT, stack.job(tokens=100).demand))
                 for number in range(2)
             ]
 
