@@ -23,8 +23,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
+from router.alarm import NEVER, TICK_S
 from router.http import doorstep
-from router.http.deadline import NEVER, TICK_S
 from router.http.exchange import EXTENSION, Exchange
 from router.http.line import ClientLine
 from router.http.pace import UploadPace
@@ -151,7 +151,7 @@ class InboundProtocol(ClientLine):
             self._refuse(doorstep.too_many(most))
             return
         self._loose_bytes = self._body_bytes = 0
-        self._deadline.due_s = NEVER
+        self._deadline.deadline_s = NEVER
         self._upload = None
         parser = self.parser
         version = parser.get_http_version()
@@ -203,7 +203,7 @@ class InboundProtocol(ClientLine):
         self._loose_bytes = 0
         exchange = self._exchange
         if exchange is not None:
-            self._deadline.due_s = NEVER
+            self._deadline.deadline_s = NEVER
             exchange.more_body = False
             if exchange.waiters:
                 exchange.wake()

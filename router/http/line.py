@@ -18,9 +18,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from router.alarm import NEVER
 from router.errors import ApiError
 from router.http import doorstep
-from router.http.deadline import NEVER, Deadline
+from router.http.deadline import Deadline
 from router.http.exchange import Exchange
 from router.http.pace import untaken_bytes
 
@@ -92,7 +93,7 @@ class ClientLine(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self.is_write_paused = False
         if self._exchange is not None:
-            self._deadline.due_s = NEVER
+            self._deadline.deadline_s = NEVER
             self._exchange.wake()
 
     def awaits_reader(self) -> None:
@@ -113,7 +114,7 @@ class ClientLine(HttpToolsProtocol):
     def _lose_client(self) -> None:
         if self._exchange is not None:
             exchange, self._exchange = self._exchange, None
-            self._deadline.due_s = NEVER
+            self._deadline.deadline_s = NEVER
             exchange.lose()
 
     def _go_deaf(self) -> None:

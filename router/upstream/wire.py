@@ -13,8 +13,7 @@ Rules of this file:
 - An answer that nobody asked for is told from the next one only by coming before that one is asked for: HTTP/1.1 has no
   numbers. What lies in the socket by then closes the connection; nothing guards against what comes later.
 - Bytes of a body pass undecoded. An answer whose framing is in doubt is no answer (RFC 9112, 6.3).
-- Time is kept by one alarm for each connection, which is set again only when it rings or would ring too late: in steady
-  traffic no timer is made or cancelled for a request.
+- Time is kept by one alarm for each connection: in steady traffic no timer is made or cancelled for a request.
 
 It must never know which other connections there are, nor what a request or an answer means. How an answer is read while
 it arrives is `response.py`.
@@ -29,6 +28,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from router.alarm import Alarm
 from router.upstream.api import Headers, UpstreamLost
 from router.upstream.headers import NEVER_RETURNED, first, named_in_connection
 from router.upstream.response import WireResponse
@@ -40,8 +40,6 @@ UNREAD_MAX_BYTES = 64 << 10
 JOINED_MAX_BYTES = 64 << 10
 #: Larger ones in pieces of this size, the next when the one before has left this process.
 _PIECE_BYTES = 256 << 10
-#: How much too early a loop may call a timer: uvloop counts whole milliseconds.
-_ALARM_SLACK_S = 0.001
 
 _PLAIN_CONNECTION = frozenset({b"keep-alive", b"close"})
 
@@ -56,13 +54,11 @@ class WireOwner(Protocol):
         """The connection is gone."""
 
 
-class Wire(asyncio.Protocol):
+class Wire(Alarm, asyncio.Protocol):
     """A connection; made before it is connected. Given to whoever owns it when connected, to be asked one request after
     the other."""
 
     __slots__ = (
-        "_alarm",
-        "_alarm_at_s",
         "_barren_bytes",
         "_fd",
         "_is_at_end",
@@ -81,17 +77,14 @@ class Wire(asyncio.Protocol):
         "_transport",
         "_unread_bytes",
         "_writes_wait",
-        "deadline_s",
         "idle_since_s",
         "is_dropped",
-        "loop",
     )
 
     def __init__(self, owner: WireOwner, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+        #: The deadline is that of the wait under way.
+        super().__init__(loop)
         self.idle_since_s = 0.0
-        #: When the wait under way is over; infinite while nobody waits.
-        self.deadline_s = math.inf
         self.is_dropped = False
         self._owner = owner
         self._parser = httptools.HttpResponseParser(self)
@@ -100,8 +93,6 @@ class Wire(asyncio.Protocol):
         #: Of a socket that can be read past the transport; below 0 where there is none.
         self._fd = -1
         self._response: WireResponse | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at_s = math.inf
         #: Since the last byte that was of a body or ended a head.
         self._barren_bytes = 0
         self._unread_bytes = 0
@@ -162,8 +153,7 @@ class Wire(asyncio.Protocol):
         if self.is_dropped:
             return
         self.is_dropped = True
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._stop_timer()
         if self._transport is not None:
             self._transport.abort()
         response, self._response = self._response, None
@@ -178,15 +168,15 @@ class Wire(asyncio.Protocol):
         self.deadline_s = deadline_s
         if self._is_paused:
             self._read_on()
-        if deadline_s < self._alarm_at_s:
-            self._set_alarm(deadline_s)
+        if deadline_s < self._rings_at_s:
+            self._ring_at(deadline_s)
 
     def was_read(self, deadline_s: float) -> None:
         """All that had come was read; more of it is late at `deadline_s`."""
         self._unread_bytes = 0
         self.deadline_s = deadline_s
-        if deadline_s < self._alarm_at_s:
-            self._set_alarm(deadline_s)
+        if deadline_s < self._rings_at_s:
+            self._ring_at(deadline_s)
         if self._is_paused:
             self._read_on()
 
@@ -202,19 +192,8 @@ class Wire(asyncio.Protocol):
         assert self._transport is not None
         self._transport.resume_reading()
 
-    def _set_alarm(self, at_s: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm_at_s = at_s
-        self._alarm = self.loop.call_at(at_s, self._ring)
-
-    def _ring(self) -> None:
-        self._alarm, self._alarm_at_s = None, math.inf
-        if self.deadline_s == math.inf:
-            return
-        if self.deadline_s > self.loop.time() + _ALARM_SLACK_S:
-            self._set_alarm(self.deadline_s)
-        elif self._response is not None:
+    def _came(self) -> None:
+        if self._response is not None:
             self._response.fail(self._response.late())
 
     # -- asyncio.Protocol -------------------------------------------------------------------------------------------
