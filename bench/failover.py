@@ -12,9 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -27,11 +25,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import clients, machine
-from bench.children import ChildFailed, stop_on_sigterm
 from bench.clients import Answer
-from bench.proxies import Missing, Mock, Proxy, mocks, router, router_config, vllm_router
+from bench.proxies import Mock, Proxy, mocks, router, router_config, vllm_router
 from bench.scrape import engine_states, open_sockets, series
-from bench.yardstick.build import NoCompiler
+from bench.script import measured, show
 
 REQUESTS = 400
 AT_ONCE = 8
@@ -290,24 +287,19 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     arguments = parser.parse_args()
-    try:
-        with stop_on_sigterm(), tempfile.TemporaryDirectory(prefix="failover-") as folder:
-            report: dict[str, Any] = {"router": asyncio.run(run(OURS, Path(folder)))}
-            report["vllm_router"] = asyncio.run(run(PEER, Path(folder))) if arguments.peers else None
-    except (ChildFailed, NoCompiler, Missing, RuntimeError, OSError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"failover: {error or type(error).__name__}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
+
+    def measure(folder: Path) -> dict[str, Any]:
+        ours = asyncio.run(run(OURS, folder))
+        return {"router": ours, "vllm_router": asyncio.run(run(PEER, folder)) if arguments.peers else None}
+
+    report = measured("failover", measure)
     report |= {
         "broken_promises": broken_promises(report["router"]),
         "settings": {"requests": REQUESTS, "at_once": AT_ONCE, "first_byte_s": FIRST_BYTE_S},
         "lost_at_most": LOST_MAX,
         "machine": machine.describe(),
     }
-    if arguments.out:
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report) if arguments.json else table(report))
+    show(report, arguments.out, json.dumps(report) if arguments.json else table(report))
     return 3 if arguments.check and report["broken_promises"] else 0
 
 

@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import json
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import httpx
 
 from bench import clients, machine
-from bench.children import ChildFailed, stop_on_sigterm
 from bench.held_engine import event, held_engine, whole, write_head, write_whole
 from bench.proxies import Proxy, router, router_config
+from bench.script import measured, show
 
 PREFILL_S = 1800.0
 COMMENT_INTERVAL_S = 15.0
@@ -212,17 +211,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if not 0.005 <= arguments.scale <= 1:
         parser.error("--scale lies between 0.005 and 1")
-    try:
-        with stop_on_sigterm(), tempfile.TemporaryDirectory(prefix="long-prefill-") as folder:
-            found = asyncio.run(run(arguments.scale, Path(folder)))
-    except (ChildFailed, OSError, httpx.HTTPError) as error:
-        sys.stderr.write(f"long_prefill: {error or type(error).__name__}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    found = measured("long_prefill", lambda folder: asyncio.run(run(arguments.scale, folder)))
+    show(found, arguments.out)
     return 3 if found["faults"] else 0
 
 

@@ -12,12 +12,9 @@ Exit codes: 0 all as it should be, 1 something could not be measured, 3 somethin
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -29,10 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import httpx
 
 from bench import clients, machine
-from bench.children import ChildFailed, stop_on_sigterm
-from bench.proxies import Missing, Proxy, mocks, router, router_config, tokenizer_folder
+from bench.proxies import Proxy, mocks, router, router_config, tokenizer_folder
 from bench.scrape import open_files, series
-from bench.yardstick.build import NoCompiler
+from bench.script import measured, show
 from bench.yardstick.cost import rss_mib
 
 FULL_S = 7200.0
@@ -223,18 +219,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if not 0.002 <= arguments.scale <= 10:
         parser.error("--scale lies between 0.002 and 10")
-    try:
-        with stop_on_sigterm(), tempfile.TemporaryDirectory(prefix="memory-") as folder:
-            found = asyncio.run(run(arguments.scale, Path(folder)))
-    except (ChildFailed, NoCompiler, Missing, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"memory_growth: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    found = measured("memory_growth", lambda folder: asyncio.run(run(arguments.scale, folder)))
     found["faults"] = faults(found)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    show(found, arguments.out)
     return 3 if found["faults"] else 0
 
 

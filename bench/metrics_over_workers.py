@@ -14,10 +14,8 @@ Exit codes: 0 all as it should be, 1 something could not be measured, 3 somethin
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,13 +27,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import httpx
 
 from bench import clients, machine
-from bench.children import ChildFailed, stop_on_sigterm
+from bench.children import ChildFailed
 from bench.proxies import Mock, Proxy, mocks, router, router_config
 from bench.scrape import Series, engine_states, series
-from bench.yardstick.build import NoCompiler
+from bench.script import measured, show
 from bench.yardstick.cost import family
 from bench.yardstick.load import Load, send_beside
 
@@ -273,18 +270,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if not 0 < arguments.scale <= 1:
         parser.error("--scale lies between 0 and 1")
-    try:
-        with stop_on_sigterm(), tempfile.TemporaryDirectory(prefix="workers-") as folder:
-            found = asyncio.run(run(arguments.scale, Path(folder)))
-    except (ChildFailed, NoCompiler, OSError, RuntimeError, subprocess.SubprocessError, httpx.HTTPError) as error:
-        sys.stderr.write(f"metrics_over_workers: {error or type(error).__name__}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    found = measured("metrics_over_workers", lambda folder: asyncio.run(run(arguments.scale, folder)))
     found["faults"] = faults(found)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    show(found, arguments.out)
     return 3 if found["faults"] else 0
 
 

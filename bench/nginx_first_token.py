@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,9 +21,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import clients, machine
-from bench.children import ChildFailed, free_port, stop_on_sigterm
+from bench.children import free_port
 from bench.held_engine import event, held_engine, write_head
-from bench.proxies import Missing, nginx, nginx_version, router, router_config
+from bench.proxies import nginx, nginx_version, router, router_config
+from bench.script import measured, show
 
 #: Longer than nginx takes for anything but waiting for the end of the answer.
 HELD_AFTER_S = 5.0
@@ -133,19 +133,14 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one line of JSON, for programs")
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     arguments = parser.parse_args()
-    try:
-        with stop_on_sigterm(), tempfile.TemporaryDirectory(prefix="nginx-") as folder:
-            # nginx's worker may be another user, who has to get to its folder.
-            Path(folder).chmod(0o711)
-            found = asyncio.run(run(Path(folder)))
-    except (ChildFailed, Missing, OSError) as error:
-        sys.stderr.write(f"nginx: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=None if arguments.json else 1))
+
+    def measure(folder: Path) -> dict[str, Any]:
+        # nginx's worker may be another user, who has to get to its folder.
+        folder.chmod(0o711)
+        return asyncio.run(run(folder))
+
+    found = measured("nginx", measure)
+    show(found, arguments.out, json.dumps(found) if arguments.json else None)
     is_right = found["first_token_at_once"] and found["text_is_whole"] and found["control_held_back"]
     return 3 if arguments.check and not is_right else 0
 

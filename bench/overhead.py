@@ -10,9 +10,7 @@ Exit codes: 0 measured, 1 something failed, 3 with --check where a target is mis
 import argparse
 import contextlib
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import machine
-from bench.children import ChildFailed, free_port, stop_on_sigterm
+from bench.children import free_port
 from bench.proxies import (
     VLLM_ROUTER_VERSION,
     Missing,
@@ -35,7 +33,7 @@ from bench.proxies import (
     tokenizer_folder,
     vllm_router,
 )
-from bench.yardstick.build import NoCompiler
+from bench.script import measured, show
 from bench.yardstick.cost import pss_mib
 from bench.yardstick.load import Load, Outcome, send
 from bench.yardstick.measure import Slice, Spread, added_us, measure
@@ -285,19 +283,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     arguments = parser.parse_args()
     plan = replace(QUICK if arguments.quick else FULL, stagger_us=arguments.stagger_us)
-    try:
-        with stop_on_sigterm(), tempfile.TemporaryDirectory(prefix="overhead-") as folder:
-            report = run(plan, Path(folder))
-            if arguments.profile:
-                report["profile"] = profile(plan, Path(folder))
-    except (ChildFailed, NoCompiler, RuntimeError, OSError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"overhead: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    if arguments.out:
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report) if arguments.json else table(report))
+
+    def measure_all(folder: Path) -> dict[str, Any]:
+        report = run(plan, folder)
+        return {**report, "profile": profile(plan, folder)} if arguments.profile else report
+
+    report = measured("overhead", measure_all)
+    show(report, arguments.out, json.dumps(report) if arguments.json else table(report))
     failures = {name: one["failures"] for name, one in report["proxies"].items() if one and one["failures"]}
     if failures:
         sys.stderr.write(f"overhead: requests failed: {failures}\n")

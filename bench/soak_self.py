@@ -20,9 +20,7 @@ import json
 import random
 import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import httpx
 
 from bench import clients, machine
-from bench.children import ChildFailed, running, stop_on_sigterm
-from bench.proxies import Missing, Proxy, mocks, router, router_config, tokenizer_folder
+from bench.children import running
+from bench.proxies import Proxy, mocks, router, router_config, tokenizer_folder
 from bench.scrape import Series, series
-from bench.yardstick.build import NoCompiler
+from bench.script import measured, show
 from bench.yardstick.cost import cpu_time, pss_mib, rss_mib, waited_for_cpu_s
 from bench.yardstick.load import Load, Outcome, send_beside
 
@@ -264,19 +262,14 @@ def main() -> int:
     arguments = parser.parse_args()
     if not 0 < arguments.minutes <= 120 or not 0 < arguments.streams <= 2000:
         parser.error("--minutes is up to 120, --streams up to 2000")
-    try:
+
+    def measure(folder: Path) -> dict[str, Any]:
         allow_open_files(4 * arguments.streams + 1024)
-        with stop_on_sigterm(), tempfile.TemporaryDirectory(prefix="soak-") as folder:
-            found = run(arguments.minutes, arguments.streams, Path(folder))
-    except (ChildFailed, NoCompiler, Missing, RuntimeError, OSError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"soak: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        return run(arguments.minutes, arguments.streams, folder)
+
+    found = measured("soak", measure)
     found["broken_promises"] = broken_promises(found)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=None if arguments.json else 1))
+    show(found, arguments.out, json.dumps(found) if arguments.json else None)
     return 3 if arguments.check and found["broken_promises"] else 0
 
 
