@@ -48,7 +48,7 @@ _FIRST_LOOK_S = 2.0
 #: dozen calls under way. Calls leave no cycles behind, so little comes of looking: measured with 1,000 calls held and
 #: 64 more at a time, 4.5 us a call at 700 and 3.9 at 5,000 and above.
 _GC_YOUNG_MAX = 20_000
-#: Connections beyond `server.connections_max`, for probes, scrapes and refusals.
+#: Connections beyond `server.connections_max`, for probes, scrapes, refusals, and clients between two calls.
 _PROBE_CONNECTIONS = 64
 
 UNFIT = (DataDirInUse, ValkeyFailed, QueueUnfit, TokenizerUnavailable)
@@ -195,8 +195,8 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
             server_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
-            # Calls are refused at `connections_max`; past this many connections everything is, so probes need some
-            # above it.
+            # Calls are refused at `connections_max`; what may be open beside them is for probes, and for others to be
+            # refused on. Past this many the connections without a call end.
             limit_concurrency=config.server.connections_max + _PROBE_CONNECTIONS,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_LAST_WORDS_S,

@@ -9,7 +9,10 @@ Rules:
   thrown away and the connection closed after the answer: a client that pipelines sends again what was not answered.
 - A connection waits for one thing at a time, and has one deadline for it.
 
-Nothing here knows routes, keys or models; a refusal made here is in no metric.
+Where there are more connections than there may be, some that hold no call end (`crowd`); where none can, what comes on
+the connections beyond is refused, save on the open paths.
+
+Nothing here knows keys, models, or other routes than the open ones; a refusal made here is in no metric.
 """
 
 import asyncio
@@ -24,6 +27,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from router.http import doorstep
+from router.http.crowd import RECENT_S, YOUNG_S, Use, make_room
 from router.http.deadline import NEVER, TICK_S
 from router.http.exchange import EXTENSION, Exchange
 from router.http.line import ClientLine
@@ -75,6 +79,8 @@ class InboundProtocol(ClientLine):
         self._upload: UploadPace | None = None
         #: Bytes of the body that came.
         self._body_bytes = 0
+        #: Accepted beyond `limit_concurrency`, and there was no room to be made.
+        self._is_beyond = False
         #: The next request's first bytes, of a client that had its whole answer before the call was over.
         self._early = b""
 
@@ -87,6 +93,30 @@ class InboundProtocol(ClientLine):
         self.client = get_remote_addr(transport)
         self.scheme = "https" if is_ssl(transport) else "http"
         self._deadline.set(self.head_s, self._head_is_late)
+        limit = self.limit_concurrency
+        if limit is not None and len(self.connections) > limit:
+            make_room(self.connections, self, limit, self.loop.time())  # type: ignore[arg-type]  # all are of this class
+            self._is_beyond = len(self.connections) > limit
+
+    def may_end(self, now_s: float) -> tuple[Use, float] | None:
+        """See `crowd.Guest`."""
+        transport = self.transport
+        if self._exchange is not None or transport.is_closing() or transport.get_write_buffer_size():
+            return None
+        due_s = self._deadline.due_s
+        if self._is_deaf:
+            return Use.SILENT, due_s
+        if self._in_head or self._in_body:
+            return Use.SENDING, due_s
+        if self._is_idle:
+            return Use.RECENT if due_s - now_s > self.timeout_keep_alive - RECENT_S else Use.IDLE, due_s
+        return Use.YOUNG if due_s - now_s > self.head_s - YOUNG_S else Use.SILENT, due_s
+
+    def make_way(self) -> None:
+        """See `crowd.Guest`."""
+        # It is lost in the loop's next turn only, and counts no longer.
+        self.connections.discard(self)
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -146,9 +176,8 @@ class InboundProtocol(ClientLine):
         if self._loose_bytes > self.head_max_bytes and self._head_bytes() > self.head_max_bytes:
             self._refuse(doorstep.head_too_large(self.head_max_bytes))
             return
-        most = self.limit_concurrency
-        if most is not None and (len(self.connections) >= most or len(self.tasks) >= most):
-            self._refuse(doorstep.too_many(most))
+        if self._is_beyond and self._stays_out():
+            self._refuse(doorstep.too_many(len(self.connections)))
             return
         self._loose_bytes = self._body_bytes = 0
         self._deadline.due_s = NEVER
@@ -284,6 +313,12 @@ class InboundProtocol(ClientLine):
             return
         self._go_deaf()
         self._discard(data)
+
+    def _stays_out(self) -> bool:
+        """Whether a request on a connection beyond the bound is refused: not where others have ended since."""
+        limit = self.limit_concurrency
+        self._is_beyond = limit is not None and len(self.connections) > limit
+        return self._is_beyond and _split(self.url)[0] not in doorstep.OPEN_PATHS
 
     def _head_bytes(self) -> int:
         """Of the head that the parser has just completed, save spaces and line ends that say nothing."""

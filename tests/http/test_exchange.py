@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tests.http.door import App, code_of, serving
+from tests.http.door import App, serving
 from tests.http.stack import still
 from tests.http.test_client_side import connect
 from tests.http.wire import Wire, exchange, request
@@ -367,10 +367,3 @@ async def test_a_request_cut_anywhere_is_read_as_one(cut: int) -> None:
         status, _, said = await wire.answer()
 
     assert (status, said, app.body) == (200, b"ok", b"abcdef")
-
-
-async def test_a_refusal_of_the_connection_looks_like_every_other() -> None:
-    async with serving(App(), connections=1) as port, Wire(port):
-        answer = await exchange(port, GET)
-
-    assert code_of(answer) == (503, "too_many_connections")
