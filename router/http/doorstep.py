@@ -38,6 +38,11 @@ def malformed() -> ApiError:
     return ApiError(400, "malformed_request", "What came is no well-formed HTTP request. Mend it.")
 
 
+def no_host(hosts: int) -> ApiError:
+    text = f"A request has one Host header, and this one has {hosts}. Send it with one."
+    return ApiError(400, "malformed_request", text)
+
+
 def head_too_late(limit_s: float) -> ApiError:
     text = f"The request's headers were not complete within {limit_s:g} s. Send it again."
     return ApiError(408, "request_headers_timeout", text)

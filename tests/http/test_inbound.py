@@ -201,9 +201,15 @@ BROKEN = {
     "no HTTP": b"\x16\x03\x01\x02\x00",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "no target": b"GET\r\n\r\n",
-    "bad target": b"CONNECT x HTTP/1.1\r\n\r\n",
-    "target of another alphabet": b"GET /\xc3\xa9 HTTP/1.1\r\n\r\n",
-    "bad length": b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+    "HTTP/0.9": b"GET /healthz\r\n\r\n",
+    "HTTP/2 by name": b"GET /healthz HTTP/2.0\r\nhost: r\r\n\r\n",
+    "no host": b"GET /healthz HTTP/1.1\r\nx-host: r\r\n\r\n",
+    "two hosts": b"GET /healthz HTTP/1.1\r\nhost: r\r\nHost: r\r\n\r\n",
+    "two hosts of an older client": b"GET /healthz HTTP/1.0\r\nhost: r\r\nhost: r\r\n\r\n",
+    "bad target": b"CONNECT x HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a tunnel": b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+    "target of another alphabet": b"GET /\xc3\xa9 HTTP/1.1\r\nhost: r\r\n\r\n",
+    "bad length": b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ncontent-length: x\r\n\r\n",
 }
 
 
@@ -220,7 +226,7 @@ async def test_what_is_no_request_is_told_so_in_the_standard_shape(
 async def test_a_bug_while_a_request_is_taken_is_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(inbound, "_split", lambda target: 1 / 0)
+    monkeypatch.setattr(inbound, "split_target", lambda target: 1 / 0)
 
     async with serving(App()) as port:
         answer = await exchange(port, request("/"))
@@ -233,7 +239,7 @@ async def test_a_body_whose_framing_breaks_ends_as_the_clients_fault(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = await stack.metrics()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n"
 
     async with Wire(stack.port) as wire:
         await wire.send(head + piece(b'{"model":'))
