@@ -31,7 +31,7 @@ from router.config.environment import set_shared_metrics_dir
 from router.config.load import Overrides, load
 from router.config.model import RouterConfig
 from router.config.problems import ConfigErrors
-from router.http.inbound import InboundProtocol
+from router.http.inbound import counting_in
 from router.observe import log as log_lines
 from router.observe.metrics import share_between_processes
 from router.queue.embedded import DataDirInUse, ValkeyFailed
@@ -185,7 +185,7 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
         uvicorn.Config(
             runtime.app,
             # The only one: uvicorn's others, h11 among them, read requests in other ways than the router relies on.
-            http=InboundProtocol,
+            http=counting_in(runtime.state.buffers),
             interface="asgi3",
             loop="none",
             ws="none",

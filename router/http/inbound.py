@@ -32,6 +32,7 @@ from router.http.exchange import EXTENSION, Exchange
 from router.http.framing import NO_TARGET, fault_of, new_parser, split_target, without_upgrade
 from router.http.line import ClientLine
 from router.http.pace import UploadPace
+from router.http.upload import BufferBudget
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +170,8 @@ class InboundProtocol(ClientLine):
             # The rest of a body whose answer is out: the connection waits for its next request.
             self._is_idle = True
             self._deadline.set(self.timeout_keep_alive, self.transport.close)
+            if self.is_write_paused:
+                self.pause_reading()
         elif self._is_idle:
             self._is_idle = False
             self._deadline.set(self.head_s, self._head_is_late)
@@ -306,11 +309,25 @@ class InboundProtocol(ClientLine):
         else:
             self._is_idle = True
             self._deadline.set(self.timeout_keep_alive, self.transport.close)
-            if self._early:
-                early, self._early = self._early, b""
-                self.data_received(early)
+            if self.is_write_paused:
+                # Who does not read answers cannot ask for more of them.
+                self.pause_reading()
+            elif self._early:
+                self._meet_next()
 
     # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._is_idle and self.is_read_paused:
+            self.resume_reading()
+            if self._early:
+                self._meet_next()
+
+    def _meet_next(self) -> None:
+        """What came of the next request before its turn."""
+        early, self._early = self._early, b""
+        self.data_received(early)
 
     def _head_is_late(self) -> None:
         # A client that has asked for nothing would take an error for the answer to what it asks next.
@@ -352,3 +369,8 @@ class InboundProtocol(ClientLine):
     def _head_bytes(self) -> int:
         """Of the head that the parser has just completed, save spaces and line ends that say nothing."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+
+def counting_in(buffers: BufferBudget) -> type[InboundProtocol]:
+    """The protocol of a process whose held bytes are counted in `buffers`."""
+    return type("Inbound", (InboundProtocol,), {"buffers": buffers})
