@@ -31,7 +31,7 @@ from router.config.environment import set_shared_metrics_dir
 from router.config.load import Overrides, load
 from router.config.model import RouterConfig
 from router.config.problems import ConfigErrors
-from router.http.inbound import InboundProtocol
+from router.http.inbound import counting_in
 from router.observe import log as log_lines
 from router.observe.metrics import share_between_processes
 from router.queue.embedded import DataDirInUse, ValkeyFailed
@@ -48,7 +48,7 @@ _FIRST_LOOK_S = 2.0
 #: dozen calls under way. Calls leave no cycles behind, so little comes of looking: measured with 1,000 calls held and
 #: 64 more at a time, 4.5 us a call at 700 and 3.9 at 5,000 and above.
 _GC_YOUNG_MAX = 20_000
-#: Connections beyond `server.connections_max`, for probes, scrapes and refusals.
+#: Connections beyond `server.connections_max`, for probes, scrapes, refusals, and clients between two calls.
 _PROBE_CONNECTIONS = 64
 
 UNFIT = (DataDirInUse, ValkeyFailed, QueueUnfit, TokenizerUnavailable)
@@ -185,7 +185,7 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
         uvicorn.Config(
             runtime.app,
             # The only one: uvicorn's others, h11 among them, read requests in other ways than the router relies on.
-            http=InboundProtocol,
+            http=counting_in(runtime.state.buffers),
             interface="asgi3",
             loop="none",
             ws="none",
@@ -195,8 +195,8 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
             server_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
-            # Calls are refused at `connections_max`; past this many connections everything is, so probes need some
-            # above it.
+            # Calls are refused at `connections_max`; what may be open beside them is for probes, and for others to be
+            # refused on. Past this many the connections without a call end.
             limit_concurrency=config.server.connections_max + _PROBE_CONNECTIONS,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_LAST_WORDS_S,

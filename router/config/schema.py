@@ -36,15 +36,16 @@ class Server(Section):
     ] = "data"
     # One process does thousands of requests a CPU-second; engines are the limit long before it.
     workers: Annotated[int, Field(ge=1, le=64, description="Router processes; each holds its part of every pool.")] = 1
-    # 30k tokens of text are 150 kB; the rest is room for images. vLLM's Rust front end stops at 32 MiB.
-    body_max_bytes: Annotated[int, Field(ge=1024, le=2**31, description="Largest request body.")] = 64 * 1024 * 1024
-    # Eight bodies of the largest size.
+    # 30k tokens of text are 150 kB; the rest is room for images. vLLM's Rust front end stops there too, and decoding
+    # the conversation of a larger one holds the event loop for more than 50 ms.
+    body_max_bytes: Annotated[int, Field(ge=1024, le=2**31, description="Largest request body.")] = 32 * 1024 * 1024
+    # Sixteen bodies of the largest size.
     buffered_max_bytes: Annotated[
         int,
         Field(
             ge=1024,
             le=2**40,
-            description="Raw bytes of all bodies held at one time; JSON takes about three times that while worked on.",
+            description="Bytes of all bodies and unread answers held at one time; JSON takes three times that in work.",
         ),
     ] = 512 * 1024 * 1024
     # Every waiting batch caller keeps a socket: the default queue four times over.

@@ -60,9 +60,9 @@ class GenerationBody(msgspec.Struct, gc=False):
         """The field that `cap` was read from."""
         return "max_tokens"
 
-    def prompt(self, raw: bytes) -> Prompt:
-        """The prompt as it is to be counted; `raw` is the body. Conversations of too many parts are opaque: they are
-        one sequence whatever is in them.
+    def prompt(self, raw: bytes, crowded: bool | None = None) -> Prompt:
+        """The prompt as it is to be counted; `raw` is the body, `crowded` whether it `is_crowded`, where that is known.
+        Conversations of too many parts are opaque: they are one sequence whatever is in them.
 
         Raises: `ApiError` 400, also where anything else that has to be there is missing; `RecursionError`.
         """
@@ -105,10 +105,10 @@ class ChatBody(GenerationBody):
     def cap_field(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
-    def prompt(self, raw: bytes) -> Prompt:
+    def prompt(self, raw: bytes, crowded: bool | None = None) -> Prompt:
         if self.messages is msgspec.UNSET:
             raise missing("messages")
-        if len(raw) >= LOOK_MIN_BYTES and is_crowded(raw):
+        if (len(raw) >= LOOK_MIN_BYTES and is_crowded(raw)) if crowded is None else crowded:
             return OpaquePrompt(len(raw))
         try:
             messages = _MESSAGES.decode(self.messages)
@@ -161,7 +161,7 @@ class CompletionsBody(GenerationBody):
     def cap(self) -> int | None:
         return self.DEFAULT_MAX_TOKENS if self.max_tokens is msgspec.UNSET else self.max_tokens
 
-    def prompt(self, raw: bytes) -> Prompt:
+    def prompt(self, raw: bytes, crowded: bool | None = None) -> Prompt:  # noqa: ARG002  # as its base
         if not _is_absent(self.prompt_embeds):
             return OpaquePrompt(len(raw))
         if self.prompt_ is msgspec.UNSET or _is_absent(self.prompt_):
@@ -185,7 +185,7 @@ class ResponsesBody(GenerationBody):
     def cap_field(self) -> str:
         return "max_output_tokens"
 
-    def prompt(self, raw: bytes) -> Prompt:
+    def prompt(self, raw: bytes, crowded: bool | None = None) -> Prompt:
         if _is_absent(self.input):
             raise missing("input")
         if self.background:
@@ -195,7 +195,7 @@ class ResponsesBody(GenerationBody):
                 param="background",
                 code="unsupported_parameter",
             )
-        if is_crowded(raw):
+        if is_crowded(raw) if crowded is None else crowded:
             return OpaquePrompt(len(raw))
         given = _value(self.input)
         if not isinstance(given, str | list):
@@ -221,12 +221,12 @@ class MessagesBody(GenerationBody):
     def cap(self) -> int | None:
         return self.max_tokens
 
-    def prompt(self, raw: bytes) -> Prompt:
+    def prompt(self, raw: bytes, crowded: bool | None = None) -> Prompt:
         if self.messages is msgspec.UNSET:
             raise missing("messages")
         if self.max_tokens is None:
             raise missing("max_tokens")
-        if is_crowded(raw):
+        if is_crowded(raw) if crowded is None else crowded:
             return OpaquePrompt(len(raw))
         messages = decode(_MESSAGES, self.messages, "messages")
         chat = convert.from_anthropic(_value(self.system), messages, self.tool_objects())
@@ -256,9 +256,9 @@ class PoolingBody(GenerationBody):
     def cap(self) -> int | None:
         return 0
 
-    def prompt(self, raw: bytes) -> Prompt:
+    def prompt(self, raw: bytes, crowded: bool | None = None) -> Prompt:
         if self.messages is not msgspec.UNSET:
-            if is_crowded(raw):
+            if is_crowded(raw) if crowded is None else crowded:
                 return OpaquePrompt(len(raw))
             messages = decode(_MESSAGES, self.messages, "messages")
             return ChatPrompt(messages, bytes_total=len(raw))
@@ -287,7 +287,7 @@ def _value(field: _Json) -> Any:
 
 def _is_absent(field: _Json) -> bool:
     """Whether the field is not there, or null."""
-    return field is msgspec.UNSET or bytes(field) == b"null"
+    return field is msgspec.UNSET or memoryview(field) == b"null"  # type: ignore[comparison-overlap]  # compares, uncopied
 
 
 def missing(name: str) -> Exception:

@@ -1,4 +1,5 @@
-"""What a client is told before its request has a route: in OpenAI's shape, on a connection that ends with it."""
+"""What a client is told before its request has a route: in OpenAI's shape, on a connection that ends with it. And for
+which paths the door is always open."""
 
 import logging
 import secrets
@@ -8,6 +9,9 @@ from http import HTTPStatus
 from router.errors import ApiError
 
 log = logging.getLogger(__name__)
+
+#: Routes that need no key and are served however full it is: probes of load balancers and scrapes of Prometheus.
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 #: Time for some connections to end.
 _FULL_RETRY_AFTER_S = 5
@@ -34,6 +38,11 @@ def malformed() -> ApiError:
     return ApiError(400, "malformed_request", "What came is no well-formed HTTP request. Mend it.")
 
 
+def no_host(hosts: int) -> ApiError:
+    text = f"A request has one Host header, and this one has {hosts}. Send it with one."
+    return ApiError(400, "malformed_request", text)
+
+
 def head_too_late(limit_s: float) -> ApiError:
     text = f"The request's headers were not complete within {limit_s:g} s. Send it again."
     return ApiError(408, "request_headers_timeout", text)
@@ -47,10 +56,10 @@ def head_too_large(max_bytes: int) -> ApiError:
     )
 
 
-def too_many(connections_max: int) -> ApiError:
+def too_many(connections: int) -> ApiError:
     return ApiError(
         503,
         "too_many_connections",
-        f"The router has {connections_max:,} connections and takes no more (server.connections_max). Try again.",
+        f"The router has {connections:,} connections and takes no more (server.connections_max). Try again.",
         retry_after_s=_FULL_RETRY_AFTER_S,
     )

@@ -11,14 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import ApiError, ErrorShape
 from router.http.client import Reply
+from router.http.doorstep import OPEN_PATHS
 from router.http.head import HEAD, MAY_SET_WITHOUT_KEYS, Head, RequestIds, presented_key, read_fields
 from router.http.service import RouterState
 from router.observe.log import log_request
 from router.policy.outcome import Outcome
 from router.request import RequestRecord
-
-#: Routes that need no key: probes of load balancers and scrapes of Prometheus.
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 #: Time for some calls to end. Probes and scrapes are answered meanwhile: a full router is not a dead one.
 _FULL_RETRY_AFTER_S = 5

@@ -9,13 +9,15 @@ Rules:
   thrown away and the connection closed after the answer: a client that pipelines sends again what was not answered.
 - A connection waits for one thing at a time, and has one deadline for it.
 
-Nothing here knows routes, keys or models; a refusal made here is in no metric.
+Where there are more connections than there may be, some that hold no call end (`crowd`); where none can, what comes on
+the connections beyond is refused, save on the open paths.
+
+Nothing here knows keys, models, or other routes than the open ones; a refusal made here is in no metric.
 """
 
 import asyncio
+import contextlib
 import logging
-import urllib.parse
-from functools import lru_cache
 from typing import Any
 
 import httptools
@@ -25,16 +27,17 @@ from uvicorn.server import ServerState
 
 from router.alarm import NEVER, TICK_S
 from router.http import doorstep
+from router.http.crowd import RECENT_S, YOUNG_S, Use, make_room
 from router.http.exchange import EXTENSION, Exchange
+from router.http.framing import NO_TARGET, fault_of, new_parser, split_target, without_upgrade
 from router.http.line import ClientLine
 from router.http.pace import UploadPace
+from router.http.upload import BufferBudget
 
 log = logging.getLogger(__name__)
 
 #: Bytes of a body that are held for an application that does not take them; then the socket is not read. As uvicorn.
 _UNREAD_MAX_BYTES = 64 * 1024
-#: What `_split` raises.
-_NO_TARGET = (httptools.HttpParserInvalidURLError, UnicodeDecodeError)
 _ASGI = {"version": "3.0", "spec_version": "2.4"}
 
 
@@ -75,6 +78,10 @@ class InboundProtocol(ClientLine):
         self._upload: UploadPace | None = None
         #: Bytes of the body that came.
         self._body_bytes = 0
+        #: Lines of the head that name one.
+        self._hosts = 0
+        #: Accepted beyond `limit_concurrency`, and there was no room to be made.
+        self._is_beyond = False
         #: The next request's first bytes, of a client that had its whole answer before the call was over.
         self._early = b""
 
@@ -87,6 +94,30 @@ class InboundProtocol(ClientLine):
         self.client = get_remote_addr(transport)
         self.scheme = "https" if is_ssl(transport) else "http"
         self._deadline.set(self.head_s, self._head_is_late)
+        limit = self.limit_concurrency
+        if limit is not None and len(self.connections) > limit:
+            make_room(self.connections, self, limit, self.loop.time())  # type: ignore[arg-type]  # all are of this class
+            self._is_beyond = len(self.connections) > limit
+
+    def may_end(self, now_s: float) -> tuple[Use, float] | None:
+        """See `crowd.Guest`."""
+        transport = self.transport
+        if self._exchange is not None or transport.is_closing() or transport.get_write_buffer_size():
+            return None
+        due_s = self._deadline.due_s
+        if self._is_deaf:
+            return Use.SILENT, due_s
+        if self._in_head or self._in_body:
+            return Use.SENDING, due_s
+        if self._is_idle:
+            return Use.RECENT if due_s - now_s > self.timeout_keep_alive - RECENT_S else Use.IDLE, due_s
+        return Use.YOUNG if due_s - now_s > self.head_s - YOUNG_S else Use.SILENT, due_s
+
+    def make_way(self) -> None:
+        """See `crowd.Guest`."""
+        # It is lost in the loop's next turn only, and counts no longer.
+        self.connections.discard(self)
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -97,15 +128,29 @@ class InboundProtocol(ClientLine):
             return
         self._loose_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # No upgrade is offered, and the parser takes what follows, a body even, for another protocol's.
-            self._go_deaf()
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._malformed(error)
         # The usual end: a whole request came in one piece, and its call is under way.
         if (self._exchange is None or self._in_body) and not self._is_deaf:
             self._meet_part()
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """A whole head has come that asks for another protocol, and `rest` after it: read it as though it did not."""
+        if self._is_deaf:
+            return
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(doorstep.malformed())
+            return
+        head = without_upgrade(method, self.url, self.parser.get_http_version(), self.headers)
+        self.parser = new_parser(self)
+        # One more with such a wish in what comes after it is pipelined, and not served.
+        with contextlib.suppress(httptools.HttpParserUpgrade):
+            self.parser.feed_data(head + rest)
 
     def _meet_part(self) -> None:
         """The request is not complete yet, or answered before it was."""
@@ -125,6 +170,8 @@ class InboundProtocol(ClientLine):
             # The rest of a body whose answer is out: the connection waits for its next request.
             self._is_idle = True
             self._deadline.set(self.timeout_keep_alive, self.transport.close)
+            if self.is_write_paused:
+                self.pause_reading()
         elif self._is_idle:
             self._is_idle = False
             self._deadline.set(self.head_s, self._head_is_late)
@@ -138,7 +185,16 @@ class InboundProtocol(ClientLine):
         self._in_head = True
         self.url = b""
         self.headers = []
+        self._hosts = 0
         self.expect_100_continue = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._is_deaf:
@@ -146,17 +202,22 @@ class InboundProtocol(ClientLine):
         if self._loose_bytes > self.head_max_bytes and self._head_bytes() > self.head_max_bytes:
             self._refuse(doorstep.head_too_large(self.head_max_bytes))
             return
-        most = self.limit_concurrency
-        if most is not None and (len(self.connections) >= most or len(self.tasks) >= most):
-            self._refuse(doorstep.too_many(most))
+        parser = self.parser
+        if parser.should_upgrade():
+            # `_ignore_upgrade` follows.
+            return
+        version = parser.get_http_version()
+        if (self._hosts != 1 or version != "1.1") and (fault := fault_of(version, self._hosts)) is not None:
+            self._refuse(fault)
+            return
+        if self._is_beyond and self._stays_out():
+            self._refuse(doorstep.too_many(len(self.connections)))
             return
         self._loose_bytes = self._body_bytes = 0
         self._deadline.deadline_s = NEVER
         self._upload = None
-        parser = self.parser
-        version = parser.get_http_version()
         method = parser.get_method().decode("ascii")
-        path, raw_path, query = _split(self.url)
+        path, raw_path, query = split_target(self.url)
         is_head = method == "HEAD"
         speaks_1_0 = version == "1.0"
         expects_go_on = self.expect_100_continue and not speaks_1_0
@@ -209,7 +270,7 @@ class InboundProtocol(ClientLine):
                 exchange.wake()
 
     def _malformed(self, error: Exception) -> None:
-        if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(error.__context__, _NO_TARGET):
+        if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(error.__context__, NO_TARGET):
             # What the parser found was well-formed; a bug of ours must be in the log.
             log.error("a request could not be taken", exc_info=error)
         if self._is_deaf:
@@ -248,11 +309,25 @@ class InboundProtocol(ClientLine):
         else:
             self._is_idle = True
             self._deadline.set(self.timeout_keep_alive, self.transport.close)
-            if self._early:
-                early, self._early = self._early, b""
-                self.data_received(early)
+            if self.is_write_paused:
+                # Who does not read answers cannot ask for more of them.
+                self.pause_reading()
+            elif self._early:
+                self._meet_next()
 
     # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._is_idle and self.is_read_paused:
+            self.resume_reading()
+            if self._early:
+                self._meet_next()
+
+    def _meet_next(self) -> None:
+        """What came of the next request before its turn."""
+        early, self._early = self._early, b""
+        self.data_received(early)
 
     def _head_is_late(self) -> None:
         # A client that has asked for nothing would take an error for the answer to what it asks next.
@@ -285,15 +360,17 @@ class InboundProtocol(ClientLine):
         self._go_deaf()
         self._discard(data)
 
+    def _stays_out(self) -> bool:
+        """Whether a request on a connection beyond the bound is refused: not where others have ended since."""
+        limit = self.limit_concurrency
+        self._is_beyond = limit is not None and len(self.connections) > limit
+        return self._is_beyond and split_target(self.url)[0] not in doorstep.OPEN_PATHS
+
     def _head_bytes(self) -> int:
         """Of the head that the parser has just completed, save spaces and line ends that say nothing."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
 
-@lru_cache(maxsize=64)
-def _split(target: bytes) -> tuple[str, bytes, bytes]:
-    """The path of a request target, plain and as it came, and the query. There are few targets, and some 4 MiB of the
-    longest at most. Raises: what ends as a malformed request, where it is none."""
-    url = httptools.parse_url(target)
-    raw_path: bytes = url.path or b"/"
-    return urllib.parse.unquote(raw_path.decode("ascii")), raw_path, url.query or b""
+def counting_in(buffers: BufferBudget) -> type[InboundProtocol]:
+    """The protocol of a process whose held bytes are counted in `buffers`."""
+    return type("Inbound", (InboundProtocol,), {"buffers": buffers})

@@ -16,9 +16,10 @@ from router.flow.job import Job, Refusal
 from router.flow.outgoing import client_headers
 from router.flow.unreported import probable_tokens
 from router.http.client import ClientLeft, Reply, exchange_of, was_cut, watch
+from router.http.decoding import LARGE_BYTES
 from router.http.exchange import Exchange
 from router.http.head import HEAD, Head
-from router.http.parsing import LIGHT_ENDPOINTS, parse
+from router.http.parsing import LIGHT_ENDPOINTS, parse, read_large
 from router.http.responses import locate
 from router.http.service import ModelService, RouterState
 from router.http.sizing import Sized, size_up
@@ -85,7 +86,11 @@ class Inference:
             path: str = scope["path"]
             if scope["query_string"]:
                 path = f"{path}?{scope['query_string'].decode('latin-1')}"
-            request = parse(self._endpoint, path, head, raw)
+            read = None if len(raw) < LARGE_BYTES else await read_large(self._endpoint, head, raw)
+            request = parse(self._endpoint, path, head, raw, read)
+            if read is not None:
+                # Of a large body each step takes its time.
+                await asyncio.sleep(0)
             record.stream = request.stream
             record.model = UNKNOWN
             service = state.models.by_name.get(request.model) or state.models.find(request.model)
@@ -102,6 +107,8 @@ class Inference:
                 answer = await service.flow.send_light(Job(place_id, request, headers, only, is_relayable), record)
             else:
                 sized = await size_up(service, request, head.key, record)
+                if read is not None:
+                    await asyncio.sleep(0)
                 record.request_class = sized.request_class
                 record.reason = sized.reason if only is None else _PINNED
                 job = Job(

@@ -5,6 +5,8 @@ does for each request is replaced.
 
 Rules:
 - Whose client is gone (its end of file, a reset, nothing taken for too long) loses its call at once.
+- What waits for a client that does not read is counted among the bytes that the process may hold; where there is no
+  more room for it, the client is given up.
 - After a refusal nothing more is taken from the connection. It is read a little longer, because a socket that is
   closed over unread bytes is reset, and the answer lost with it.
 
@@ -12,6 +14,8 @@ What a request is, and when one is refused, is for `inbound` to say.
 """
 
 import asyncio
+import logging
+import sys
 from typing import Any
 
 from uvicorn.config import Config
@@ -24,6 +28,13 @@ from router.http import doorstep
 from router.http.deadline import Deadline
 from router.http.exchange import Exchange
 from router.http.pace import untaken_bytes
+from router.http.upload import BufferBudget
+
+log = logging.getLogger(__name__)
+
+#: Of a stream whose client does not read: what waits for the client, and what was read of the engine before it was told
+#: to wait.
+_STREAM_BYTES = 384 * 1024
 
 
 class ClientLine(HttpToolsProtocol):
@@ -35,6 +46,8 @@ class ClientLine(HttpToolsProtocol):
     linger_s = 2.0
     #: What one connection may send for nothing.
     discard_max_bytes = 8 * 2**20
+    #: Where the bytes are counted that wait for clients.
+    buffers = BufferBudget(sys.maxsize)
 
     def __init__(
         self,
@@ -56,11 +69,15 @@ class ClientLine(HttpToolsProtocol):
         self._discarded_bytes = 0
         #: Bytes written that the client had not taken when it was last looked at.
         self._untaken_bytes = 0
+        #: Taken from `buffers` while the client does not read.
+        self._held_bytes = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connections.discard(self)
         self._lose_client()
         self._deadline.stop()
+        self.is_write_paused = False
+        self._give_back()
         if exc is None:
             self.transport.close()
         # The parser holds on to this protocol. The base class does the same.
@@ -89,12 +106,35 @@ class ClientLine(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
+        # This is said before the kernel was offered the bytes: what it does not take is known in the next turn.
+        self.loop.call_soon(self._hold)
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
+        self._give_back()
         if self._exchange is not None:
             self._deadline.deadline_s = NEVER
             self._exchange.wake()
+
+    def _hold(self) -> None:
+        """Count what waits for the client, which does not take it as fast as it comes."""
+        if not self.is_write_paused or self._held_bytes:
+            return
+        size_bytes = self.transport.get_write_buffer_size()
+        if self._exchange is not None:
+            size_bytes = max(size_bytes, _STREAM_BYTES)
+        try:
+            self.buffers.take(size_bytes)
+        except ApiError:
+            log.warning("a client that does not read was given up: the router holds as much as it may")
+            self._lose_client()
+            self.transport.abort()
+        else:
+            self._held_bytes = size_bytes
+
+    def _give_back(self) -> None:
+        size_bytes, self._held_bytes = self._held_bytes, 0
+        self.buffers.give_back(size_bytes)
 
     def awaits_reader(self) -> None:
         """From now on it has to read."""

@@ -4,6 +4,7 @@ Here the client's own mistakes end as 400 with the field named; no engine hears 
 last value, here as in the engine (both parse so), and any rewriting leaves only that one.
 """
 
+import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +21,7 @@ from router.http.bodies import (
     ResponsesBody,
     missing,
 )
-from router.http.decoding import check_text, decode, decoding_mistake
+from router.http.decoding import check_text, decode, decoding_mistake, look_through
 from router.http.head import Head
 from router.http.multipart import form_fields
 from router.http.texts import SEQUENCES_MAX
@@ -64,8 +65,32 @@ class _OnlyModel(msgspec.Struct):
 _MODEL_DECODER = msgspec.json.Decoder(_OnlyModel)
 
 
-def parse(endpoint: Endpoint, path: str, head: Head, raw: bytes) -> ParsedRequest:
-    """Read one inference call: `raw` is its body, `path` what the engine is to be asked for.
+class Read(msgspec.Struct, frozen=True):
+    """What of a large body was read before `parse`."""
+
+    body: GenerationBody
+    is_crowded: bool
+
+
+async def read_large(endpoint: Endpoint, head: Head, raw: bytes) -> Read | None:
+    """The first steps of `parse`, with turns of the event loop in between; None where they are not large there.
+
+    Raises: as `parse`.
+    """
+    if endpoint is _AUDIO:
+        return None
+    _check_content_type(head.text(b"content-type") or "")
+    is_crowded = await look_through(raw)
+    if endpoint in LIGHT_ENDPOINTS:
+        return None
+    body = decode(_DECODERS[endpoint], raw)
+    await asyncio.sleep(0)
+    return Read(body, is_crowded)
+
+
+def parse(endpoint: Endpoint, path: str, head: Head, raw: bytes, read: Read | None = None) -> ParsedRequest:
+    """Read one inference call: `raw` is its body, `path` what the engine is to be asked for; `read`: what of it is read
+    already.
 
     Raises: `ApiError` 400 for anything that is not a well-formed request, 415 for a content type that is not read.
     """
@@ -74,16 +99,19 @@ def parse(endpoint: Endpoint, path: str, head: Head, raw: bytes) -> ParsedReques
         return _parse_form(endpoint, path, head, raw)
     if fields.get(b"content-type") != b"application/json":
         _check_content_type(head.text(b"content-type") or "")
-    if not raw or not raw.isascii():
+    if read is None and (not raw or not raw.isascii()):
         check_text(raw)
     if endpoint in LIGHT_ENDPOINTS:
         model = decode(_MODEL_DECODER, raw).model or ""
         return ParsedRequest(head.request_id, endpoint, path, raw, model, OpaquePrompt(0), max_tokens=0)
 
-    try:
-        body = _DECODERS[endpoint].decode(raw)
-    except (RecursionError, msgspec.DecodeError) as error:
-        raise decoding_mistake(error) from None
+    if read is None:
+        try:
+            body = _DECODERS[endpoint].decode(raw)
+        except (RecursionError, msgspec.DecodeError) as error:
+            raise decoding_mistake(error) from None
+    else:
+        body = read.body
     cap = body.cap()
     if cap is not None and not 0 <= cap <= _TOKENS_MAX:
         raise _out_of_range(cap, body.cap_field(), 0, _TOKENS_MAX)
@@ -91,7 +119,7 @@ def parse(endpoint: Endpoint, path: str, head: Head, raw: bytes) -> ParsedReques
     if not 1 <= n <= _N_MAX:
         raise _out_of_range(n, "n", 1, _N_MAX)
     try:
-        prompt = body.prompt(raw)
+        prompt = body.prompt(raw, None if read is None else read.is_crowded)
     except RecursionError:
         # Converting prints parts of the body, some calls deeper than where reading it just succeeded.
         raise nested_too_deeply() from None

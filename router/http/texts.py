@@ -3,6 +3,7 @@
 Each kind is read as such and no other, so that no more objects are made than the prompts have parts.
 """
 
+import re
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +15,12 @@ from router.request import Prompt, TextPrompts, TokenPrompts
 SEQUENCES_MAX = 16_384
 #: Pairs of texts are written out to be counted up to here: a long query times many documents is far more than the body.
 _PAIRS_MAX_CHARS = 32 * 2**20
+
+#: Longer lists of token ids are not made into values, 30 ns each: their commas are counted.
+_IDS_MAX_BYTES = 2**20
+#: What the ids of a list, and the space between them, are written with.
+_ID_BYTES = b"-0123456789 \t\r\n"
+_EMPTY_LIST = re.compile(rb"\[\s*\]")
 
 _T = TypeVar("_T")
 
@@ -32,6 +39,10 @@ def texts_or_tokens(json: msgspec.Raw, name: str, *, add_special_tokens: bool) -
         return TextPrompts((texts,), add_special_tokens)
     if texts:
         return TextPrompts(tuple(texts), add_special_tokens)
+    if texts is None and len(plain := bytes(json)) > _IDS_MAX_BYTES:
+        if lengths := _lengths(plain):
+            return TokenPrompts(lengths)
+        raise _no_prompt(name)
     ids = _decode_as(_IDS, json)
     if ids:
         return TokenPrompts((len(ids),))
@@ -41,11 +52,40 @@ def texts_or_tokens(json: msgspec.Raw, name: str, *, add_special_tokens: bool) -
         several = _decode_as(_LISTS_OF_IDS, json)
         if several and all(several):
             return TokenPrompts(tuple(map(len, several)))
-    raise bad_request(
+    raise _no_prompt(name)
+
+
+def _no_prompt(name: str) -> Exception:
+    return bad_request(
         f"`{name}` must be a string, a non-empty list of strings, a non-empty list of token ids, or a list of at most "
         f"{SEQUENCES_MAX:,} such lists; the kinds may not be mixed.",
         param=name,
     )
+
+
+def _lengths(json: bytes) -> tuple[int, ...]:
+    """How many ids a list has, or each list of a list; empty where it is none. Whether an id is one is the engine's to
+    say, here it is only no text, object or fraction."""
+    marks = json.translate(None, _ID_BYTES)
+    if not marks.startswith(b"["):
+        return ()
+    inner = marks[1:-1]
+    if inner and b"[" not in inner:
+        return () if inner.translate(None, b",") else (len(inner) + 1,)
+    if _EMPTY_LIST.search(json):
+        return ()
+    if not inner:
+        return (1,)
+    *parts, after = inner.split(b"]", SEQUENCES_MAX + 1)
+    if after or len(parts) > SEQUENCES_MAX:
+        return ()
+    lengths: list[int] = []
+    for part in parts:
+        before, bracket, ids = part.partition(b"[")
+        if before != (b"," if lengths else b"") or not bracket or ids.translate(None, b","):
+            return ()
+        lengths.append(len(ids) + 1)
+    return tuple(lengths)
 
 
 def _decode_as(decoder: msgspec.json.Decoder[_T], json: msgspec.Raw) -> _T | None:

@@ -19,7 +19,8 @@ _STEPS_A_TURN = 8
 
 
 class BufferBudget:
-    """Bytes of request bodies that this process holds at once. Taking is refused past the bound, never delayed."""
+    """Bytes that this process holds at once: request bodies, and what waits for clients that do not read. Taking is
+    refused past the bound, never delayed."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -31,7 +32,8 @@ class BufferBudget:
             raise ApiError(
                 429,
                 "request_buffers_full",
-                f"The router already holds {self.used_bytes:,} of at most {self._max_bytes:,} bytes of request bodies. "
+                f"The router already holds {self.used_bytes:,} of at most {self._max_bytes:,} bytes of requests and "
+                "answers. "
                 "Send the request again later.",
                 retry_after_s=2,
             )

@@ -12,7 +12,7 @@ def test_a_short_file_gets_every_default(folder, valid):
     config = folder.load(valid)
 
     model = config.models["llama"]
-    assert (config.server.host, config.server.workers, config.server.body_max_bytes) == ("127.0.0.1", 1, 64 * 2**20)
+    assert (config.server.host, config.server.workers, config.server.body_max_bytes) == ("127.0.0.1", 1, 32 * 2**20)
     assert config.redis.is_embedded
     assert (model.served_model_name, model.threshold_tokens, model.tokenizer.kind) == ("llama", 4096, "estimate")
     assert (model.borrow, model.retry_started, model.cap_unset_max_tokens, model.attempts_max) == (

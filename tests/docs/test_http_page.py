@@ -11,7 +11,7 @@ from router.config.keys import KeyRing
 from router.config.load import load
 from router.config.schema import Grant
 from router.http.client import router_headers
-from router.http.guard import OPEN_PATHS
+from router.http.doorstep import OPEN_PATHS
 from router.http.routes import INFERENCE_PATHS, build
 from router.http.service import Models, RouterState
 from router.http.upload import BufferBudget

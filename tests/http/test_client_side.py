@@ -16,7 +16,7 @@ from router.http.upload import BufferBudget, read_body
 from router.request import RequestRecord
 from tests.flow.jumping import JumpingLoop, run_on
 
-PIECE_HEAD = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+PIECE_HEAD = b"POST / HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def reply_to(send: Send) -> Reply:
@@ -207,7 +207,7 @@ def test_a_client_that_leaves_ends_the_work_for_it(leave: Leave, caplog: pytest.
     async def test() -> Working:
         app = Working()
         connection, _ = connect(app)
-        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        connection.data_received(b"GET / HTTP/1.1\r\nhost: r\r\n\r\n")
         await app.begun.wait()
         leave(connection)
         await app.ended.wait()
@@ -223,7 +223,7 @@ def test_a_cancellation_from_elsewhere_stays_one_though_the_client_leaves_too() 
     async def test() -> Working:
         app = Working()
         connection, _ = connect(app)
-        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        connection.data_received(b"GET / HTTP/1.1\r\nhost: r\r\n\r\n")
         await app.begun.wait()
         assert app.task is not None
         app.task.cancel()
@@ -245,7 +245,7 @@ def test_a_client_that_left_before_it_was_watched_is_seen_at_once() -> None:
 
     async def test() -> bool:
         connection, _ = connect(app)
-        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        connection.data_received(b"GET / HTTP/1.1\r\nhost: r\r\n\r\n")
         (task,) = connection.tasks
         connection.eof_received()
         await asyncio.wait({task})
@@ -270,7 +270,7 @@ def test_a_client_that_has_its_whole_answer_cannot_leave_any_more() -> None:
             over.set()
 
         connection, _ = connect(app)
-        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        connection.data_received(b"GET / HTTP/1.1\r\nhost: r\r\n\r\n")
         await asyncio.sleep(0)
         connection.eof_received()
         connection.connection_lost(None)
@@ -298,7 +298,7 @@ async def after_loss(act: Callable[[Reply], Awaitable[None]]) -> None:
         over.set()
 
     connection, pipe = connect(app)
-    connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    connection.data_received(b"GET / HTTP/1.1\r\nhost: r\r\n\r\n")
     await over.wait()
     connection.connection_lost(None)
     assert len(raised) == 1
@@ -343,7 +343,7 @@ def told(act: Callable[[Reply], Awaitable[None]]) -> tuple[bytes, list[BaseExcep
             over.set()
 
         connection, pipe = connect(app)
-        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        connection.data_received(b"GET / HTTP/1.1\r\nhost: r\r\n\r\n")
         await over.wait()
         connection.connection_lost(None)
         return bytes(pipe.written)
@@ -363,7 +363,7 @@ def test_a_whole_answer_is_the_same_with_and_without_messages() -> None:
             over.set()
 
         connection, pipe = connect(app)
-        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        connection.data_received(b"GET / HTTP/1.1\r\nhost: r\r\n\r\n")
         await over.wait()
         connection.connection_lost(None)
         return bytes(pipe.written)
@@ -387,7 +387,7 @@ def writes_of(act: Callable[[Reply], Awaitable[None]]) -> list[bytes]:
     async def test() -> None:
         connection, pipe = connect(app)
         pipe.write = seen.append  # type: ignore[method-assign]
-        connection.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        connection.data_received(b"GET / HTTP/1.1\r\nhost: r\r\n\r\n")
         await over.wait()
         connection.connection_lost(None)
 

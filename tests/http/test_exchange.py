@@ -1,12 +1,15 @@
 """Answers on the wire, of an app that says exactly what a test wants: framing, one write, back-pressure, bad apps."""
 
 import asyncio
+import contextlib
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tests.http.door import App, code_of, serving
-from tests.http.stack import still
+from router.http.exchange import EXTENSION
+from router.http.upload import BufferBudget
+from tests.http.door import App, serving
+from tests.http.stack import still, until
 from tests.http.test_client_side import connect
 from tests.http.wire import Wire, exchange, request
 
@@ -295,6 +298,70 @@ async def test_only_a_client_that_takes_nothing_at_all_is_given_up(*, reads: boo
     assert raised == ([] if reads else [ConnectionResetError])
 
 
+# -- what is held for clients that do not read -----------------------------------------------------------------------
+
+KIB = 1024
+
+
+def streaming(pieces: int) -> ASGIApp:
+    return saying(start(), *(body(b"x" * 100 * KIB, more=True) for _ in range(pieces)), body(b""))
+
+
+async def test_what_a_client_does_not_read_is_counted_until_it_does() -> None:
+    buffers = BufferBudget(1024 * KIB)
+    async with serving(streaming(100), buffers=buffers) as port, Wire(port) as wire:
+        await wire.send(CLOSING)
+        await until(lambda: buffers.used_bytes > 0)
+        held = buffers.used_bytes
+        rest = await wire.rest()
+        await until(lambda: buffers.used_bytes == 0)
+
+    assert held == 384 * KIB
+    assert rest.endswith(b"0\r\n\r\n")
+
+
+async def test_clients_that_do_not_read_are_given_up_past_what_may_be_held_and_give_it_back() -> None:
+    buffers = BufferBudget(1024 * KIB)
+    async with serving(streaming(300), buffers=buffers) as port:
+        async with contextlib.AsyncExitStack() as stack:
+            stalled = [await stack.enter_async_context(Wire(port)) for _ in range(3)]
+            for wire in stalled:
+                await wire.send(CLOSING)
+                await still(lambda: buffers.used_bytes)
+            held = buffers.used_bytes
+            rests = [await wire.rest() for wire in stalled]
+        await until(lambda: buffers.used_bytes == 0)
+
+    assert held == 2 * 384 * KIB
+    assert [rest.endswith(b"0\r\n\r\n") for rest in rests] == [True, True, False]
+
+
+async def test_who_reads_no_answer_cannot_ask_for_ever_more_of_them() -> None:
+    answered = 0
+    size = 100 * KIB
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal answered
+        scope["extensions"][EXTENSION].answer(200, [TEXT], b"", b"x" * size)
+        answered += 1
+
+    async with serving(app) as port, Wire(port) as wire:
+        for _ in range(400):
+            # One after the other: what comes during a call would be pipelining.
+            before = answered
+            await wire.send(GET)
+            await still(lambda: answered) if answered > 40 else await until(lambda before=before: answered > before)
+            if answered == before:
+                break
+        stuck_at = answered
+        for _ in range(stuck_at):
+            await wire.answer()
+        await wire.answer()
+
+    assert stuck_at < 400
+    assert answered == stuck_at + 1
+
+
 # -- expectations ----------------------------------------------------------------------------------------------------
 
 
@@ -367,10 +434,3 @@ async def test_a_request_cut_anywhere_is_read_as_one(cut: int) -> None:
         status, _, said = await wire.answer()
 
     assert (status, said, app.body) == (200, b"ok", b"abcdef")
-
-
-async def test_a_refusal_of_the_connection_looks_like_every_other() -> None:
-    async with serving(App(), connections=1) as port, Wire(port):
-        answer = await exchange(port, GET)
-
-    assert code_of(answer) == (503, "too_many_connections")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.http.door import App, all_read, code_of, serving
 from tests.http.scripted import COMPLETION, ScriptedEngine, says
 from tests.http.setting import chat_body
 from tests.http.stack import Stack, fresh
@@ -87,6 +88,60 @@ async def test_fifty_requests_on_one_connection_use_few_connections_to_the_engin
         assert len(connections) <= 3
 
 
+# -- a wish for another protocol ------------------------------------------------------------------------------------
+
+#: As Java's HttpClient and `curl --http2` send it.
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA\r\n"
+UPGRADES = {
+    "length": UPGRADE + b"content-length: 6\r\n\r\nabcdef",
+    "chunked": UPGRADE + b"transfer-encoding: chunked\r\n\r\n" + piece(b"abc") + piece(b"def") + piece(b""),
+    "websocket": b"connection: keep-alive, Upgrade\r\nupgrade: websocket\r\ncontent-length: 6\r\n\r\nabcdef",
+}
+
+
+@pytest.mark.parametrize("wish", UPGRADES.values(), ids=UPGRADES)
+async def test_a_request_that_asks_for_an_upgrade_is_served_as_though_it_did_not(wish: bytes) -> None:
+    app = App()
+    asking = b"POST /x?y=1 HTTP/1.1\r\nHost: r\r\nX-A: b\r\n" + wish
+    async with serving(app) as port, Wire(port) as wire:
+        seen = []
+        for cut in (0, 5, len(asking) - 8, len(asking) - 2):
+            await wire.send(asking[:cut])
+            await all_read(port)
+            await wire.send(asking[cut:])
+            status, headers, _ = await wire.answer()
+            seen.append((status, headers.get("connection"), app.paths[-1], app.body, dict(app.headers)[b"x-a"]))
+
+    assert seen == [(200, None, "/x", b"abcdef", b"b")] * 4
+
+
+async def test_a_body_whose_head_asks_for_an_upgrade_has_the_same_bounds() -> None:
+    async with serving(App(), upload_idle_s=0.1) as port:
+        late = await exchange(port, b"POST / HTTP/1.1\r\nhost: r\r\n" + UPGRADE + b"content-length: 2\r\n\r\na")
+        large = await exchange(port, b"POST / HTTP/1.1\r\nhost: r\r\nx: " + b"x" * 70_000 + b"\r\n" + UPGRADE + b"\r\n")
+        closing = UPGRADE.replace(b"Upgrade, ", b"close, Upgrade, ")
+        closed = await exchange(port, b"GET / HTTP/1.1\r\nhost: r\r\n" + closing + b"\r\n")
+        second = await exchange(port, (b"GET / HTTP/1.1\r\nhost: r\r\n" + UPGRADE + b"\r\n") * 2)
+
+    assert late == b""
+    assert code_of(large) == (431, "request_headers_too_large")
+    assert b"\r\nconnection: close\r\n" in closed
+    assert second.count(b"HTTP/1.1 200") == 1
+
+
+async def test_the_engine_gets_the_body_and_nothing_of_the_wish(stack: Stack) -> None:
+    lines = [line for line in UPGRADE.decode().split("\r\n") if line]
+
+    async with Wire(stack.port) as wire:
+        await wire.send(request("/v1/chat/completions", BODY, headers=lines))
+        status, headers, _ = await wire.answer()
+
+    entry = next(e for e in stack.entries("c") + stack.entries("l") if e.x_request_id == headers["x-request-id"])
+    assert status == 200
+    assert entry.body == BODY
+    assert not {"upgrade", "connection", "http2-settings"} & set(entry.headers) - {"connection"}
+
+
 # -- smuggling -------------------------------------------------------------------------------------------------------
 
 HIDDEN = request("/v1/chat/completions", BODY)
@@ -106,14 +161,15 @@ SMUGGLED = {
 }
 
 
+@pytest.mark.parametrize("upgrade", [b"", UPGRADE], ids=["plain", "upgrade"])
 @pytest.mark.parametrize("framing", SMUGGLED.values(), ids=SMUGGLED)
 async def test_a_request_whose_end_is_in_doubt_is_refused_and_its_connection_closed(
-    stack: Stack, framing: bytes
+    stack: Stack, framing: bytes, upgrade: bytes
 ) -> None:
     sent_before = len(stack.entries("c")) + len(stack.entries("l"))
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\n"
 
-    answers = await exchange(stack.port, head + framing)
+    answers = await exchange(stack.port, head + upgrade + framing)
 
     assert answers.startswith(b"HTTP/1.1 400")
     assert answers.count(b"HTTP/1.1 ") == 1

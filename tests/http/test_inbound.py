@@ -8,6 +8,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.http import inbound
+from router.http.deadline import TICK_S
 from router.http.inbound import InboundProtocol
 from tests.http.door import PLAIN_HEADERS, App, Held, code_of, error_of, serving
 from tests.http.stack import Stack, fresh, until
@@ -200,9 +201,15 @@ BROKEN = {
     "no HTTP": b"\x16\x03\x01\x02\x00",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "no target": b"GET\r\n\r\n",
-    "bad target": b"CONNECT x HTTP/1.1\r\n\r\n",
-    "target of another alphabet": b"GET /\xc3\xa9 HTTP/1.1\r\n\r\n",
-    "bad length": b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+    "HTTP/0.9": b"GET /healthz\r\n\r\n",
+    "HTTP/2 by name": b"GET /healthz HTTP/2.0\r\nhost: r\r\n\r\n",
+    "no host": b"GET /healthz HTTP/1.1\r\nx-host: r\r\n\r\n",
+    "two hosts": b"GET /healthz HTTP/1.1\r\nhost: r\r\nHost: r\r\n\r\n",
+    "two hosts of an older client": b"GET /healthz HTTP/1.0\r\nhost: r\r\nhost: r\r\n\r\n",
+    "bad target": b"CONNECT x HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a tunnel": b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+    "target of another alphabet": b"GET /\xc3\xa9 HTTP/1.1\r\nhost: r\r\n\r\n",
+    "bad length": b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ncontent-length: x\r\n\r\n",
 }
 
 
@@ -219,7 +226,7 @@ async def test_what_is_no_request_is_told_so_in_the_standard_shape(
 async def test_a_bug_while_a_request_is_taken_is_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(inbound, "_split", lambda target: 1 / 0)
+    monkeypatch.setattr(inbound, "split_target", lambda target: 1 / 0)
 
     async with serving(App()) as port:
         answer = await exchange(port, request("/"))
@@ -232,7 +239,7 @@ async def test_a_body_whose_framing_breaks_ends_as_the_clients_fault(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = await stack.metrics()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n"
 
     async with Wire(stack.port) as wire:
         await wire.send(head + piece(b'{"model":'))
@@ -248,22 +255,118 @@ async def test_a_body_whose_framing_breaks_ends_as_the_clients_fault(
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-async def test_silent_connections_hold_the_router_only_as_long_as_their_deadline(
+# -- too many --------------------------------------------------------------------------------------------------------
+
+BOUND = 8
+
+
+async def test_silent_connections_cost_established_clients_and_probes_nothing() -> None:
+    async with fresh(server={"connections_max": BOUND}) as stack, contextlib.AsyncExitStack() as wires:
+        kept = await wires.enter_async_context(Wire(stack.port))
+        await kept.send(request("/healthz", method="GET"))
+        await kept.answer()
+        for _ in range(2 * (BOUND + 64)):
+            await wires.enter_async_context(Wire(stack.port))
+        probe = await wires.enter_async_context(Wire(stack.port))
+        await probe.send(request("/healthz", method="GET"))
+        probed, _, _ = await probe.answer()
+        chat = await stack.chat()
+        await kept.send(request("/healthz", method="GET"))
+        again, _, _ = await kept.answer()
+
+    assert (probed, chat.status_code, again) == (200, 200, 200)
+
+
+async def ask(wire: Wire, target: str = "/") -> int:
+    await wire.send(request(target))
+    status, _, _ = await wire.answer()
+    return status
+
+
+async def test_for_a_new_connection_the_one_that_never_asked_ends_then_the_longest_idle_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    connections_max = 8
-    async with fresh(server={"connections_max": connections_max}) as stack, contextlib.AsyncExitStack() as silent:
-        wires = [await silent.enter_async_context(Wire(stack.port)) for _ in range(connections_max + 64)]
-        # Accepted in order: once the last one is answered, all the others are counted.
-        refused = await exchange(stack.port, request("/healthz", method="GET"))
-        monkeypatch.setattr(InboundProtocol, "head_s", SHORT_S)
-        for wire in wires:
-            wire.reset()
-        wires = [await silent.enter_async_context(Wire(stack.port)) for _ in range(connections_max + 64)]
-        for wire in wires:
-            await wire.rest()
-        served = await stack.get("/healthz")
+    monkeypatch.setattr("router.http.inbound.YOUNG_S", 0.0)
+    async with serving(App(), connections=3) as port, contextlib.AsyncExitStack() as stack:
+        first, second, silent = [await stack.enter_async_context(Wire(port)) for _ in range(3)]
+        await ask(second)
+        now_s = asyncio.get_running_loop().time()
+        await until(lambda: asyncio.get_running_loop().time() > now_s + 2 * TICK_S)
+        await ask(first)
+        asked = [await ask(await stack.enter_async_context(Wire(port))) for _ in range(2)]
+        ended = [await silent.rest(), await second.rest()]
+        asked.append(await ask(first))
 
-        status, headers, error = error_of(refused)
-        assert (status, error["code"], headers["retry-after"]) == (503, "too_many_connections", "5")
-        assert served.status_code == 200
+    assert ended == [b"", b""]
+    assert asked == [200, 200, 200]
+
+
+async def test_a_connection_whose_request_may_be_on_its_way_stays_longer_than_one_long_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.http.inbound.YOUNG_S", InboundProtocol.head_s)
+    monkeypatch.setattr("router.http.inbound.RECENT_S", 0.0)
+    async with serving(App(), connections=2) as port, Wire(port) as idle:
+        await ask(idle)
+        async with Wire(port) as one, Wire(port) as another:
+            ended = await idle.rest()
+            asked = [await ask(one), await ask(another)]
+
+    assert ended == b""
+    assert asked == [200, 200]
+
+
+@pytest.mark.parametrize("begun", [b"GET / HT", request("/", b"abc")[:-1]], ids=["head", "rest of a body"])
+async def test_half_a_request_makes_way_where_nothing_else_can(begun: bytes) -> None:
+    async with serving(refusing, connections=1, head_s=60.0, rest_s=60.0) as port, Wire(port) as wire:
+        await wire.send(begun)
+        await all_read_beside(wire, begun)
+        async with Wire(port) as other:
+            status = await ask(other)
+            rest = await wire.rest()
+
+    assert status == 413
+    assert rest == b""
+
+
+async def all_read_beside(wire: Wire, begun: bytes) -> None:
+    """What `begun` leads to is here, without another connection."""
+    if b"abc"[:-1] in begun:
+        await wire.answer()
+    else:
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+
+async def test_calls_under_way_never_end_for_a_new_connection_which_is_refused_but_on_open_paths() -> None:
+    app = Held()
+    async with serving(app, connections=2) as port, Wire(port) as one, Wire(port) as two:
+        for wire in (one, two):
+            await wire.send(request("/held"))
+        await until(lambda: len(app.paths) == 2)
+        refused = await exchange(port, request("/v1/models"))
+        async with Wire(port) as probe:
+            await probe.send(request("/healthz", method="GET"))
+            await until(lambda: len(app.paths) == 3)
+            app.may_answer.set()
+            answers = [(await wire.answer())[0] for wire in (one, two, probe)]
+
+    status, headers, error = error_of(refused)
+    assert (status, error["code"], headers["retry-after"]) == (503, "too_many_connections", "5")
+    assert answers == [200, 200, 200]
+
+
+async def test_a_connection_beyond_the_bound_is_like_any_other_once_one_has_ended() -> None:
+    app = Held()
+    async with serving(app, connections=1) as port, Wire(port) as one:
+        await one.send(request("/held"))
+        await app.has_come.wait()
+        async with Wire(port) as beyond:
+            await beyond.send(request("/healthz", method="GET"))
+            await until(lambda: len(app.paths) == 2)
+            one.reset()
+            await app.left.wait()
+            await beyond.answer()
+            status = await ask(beyond)
+
+    assert status == 200

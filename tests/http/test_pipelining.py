@@ -7,7 +7,7 @@ import json
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from tests.http.door import PLAIN_HEADERS, App, Held, all_read, serving
+from tests.http.door import PLAIN_HEADERS, Held, all_read, serving
 from tests.http.scripted import ScriptedEngine, says
 from tests.http.setting import chat_body, model_config
 from tests.http.stack import Stack, fresh, until
@@ -90,18 +90,6 @@ async def test_a_client_that_had_its_whole_answer_is_not_pipelining_though_the_c
     assert status == 200
     assert "connection" not in headers
     assert paths == ["/one", "/two"]
-
-
-async def test_a_request_that_asks_for_an_upgrade_is_served_and_its_connection_closed() -> None:
-    app = App()
-    upgrading = request("/", method="GET", headers=["connection: upgrade", "upgrade: h2c"])
-
-    async with serving(app) as port:
-        answers = await exchange(port, upgrading + request("/hidden"))
-
-    assert answers.startswith(b"HTTP/1.1 200")
-    assert b"connection: close" in answers
-    assert app.paths == ["/"]
 
 
 # -- in the router
