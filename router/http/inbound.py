@@ -75,12 +75,16 @@ class InboundProtocol(ClientLine):
         self._upload: UploadPace | None = None
         #: Bytes of the body that came.
         self._body_bytes = 0
+        #: There were as many connections as there may be when it came.
+        self._is_extra = False
         #: The next request's first bytes, of a client that had its whole answer before the call was over.
         self._early = b""
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class
+        # Told apart here: of many that come at once, those before the limit are served.
+        self._is_extra = self._is_full()
         self.connections.add(self)
         self.transport = transport
         self.server = get_local_addr(transport)
@@ -146,9 +150,8 @@ class InboundProtocol(ClientLine):
         if self._loose_bytes > self.head_max_bytes and self._head_bytes() > self.head_max_bytes:
             self._refuse(doorstep.head_too_large(self.head_max_bytes))
             return
-        most = self.limit_concurrency
-        if most is not None and (len(self.connections) >= most or len(self.tasks) >= most):
-            self._refuse(doorstep.too_many(most))
+        if self._is_extra and self._is_full():
+            self._refuse(doorstep.too_many(len(self.connections)))
             return
         self._loose_bytes = self._body_bytes = 0
         self._deadline.due_s = NEVER
@@ -284,6 +287,10 @@ class InboundProtocol(ClientLine):
             return
         self._go_deaf()
         self._discard(data)
+
+    def _is_full(self) -> bool:
+        limit = self.limit_concurrency
+        return limit is not None and len(self.connections) >= limit
 
     def _head_bytes(self) -> int:
         """Of the head that the parser has just completed, save spaces and line ends that say nothing."""

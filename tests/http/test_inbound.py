@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.http import inbound
 from router.http.inbound import InboundProtocol
-from tests.http.door import PLAIN_HEADERS, App, Held, code_of, error_of, serving
+from tests.http.door import PLAIN_HEADERS, App, Held, all_read, code_of, error_of, serving
 from tests.http.stack import Stack, fresh, until
 from tests.http.wire import Wire, exchange, request
 from tests.upstream.fakes import piece
@@ -246,6 +246,21 @@ async def test_a_body_whose_framing_breaks_ends_as_the_clients_fault(
     assert code_of(answer) == (400, "malformed_request")
     assert after.value("router_requests_total", outcome=left) - before.value("router_requests_total", outcome=left) == 1
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_of_many_connections_at_once_those_before_the_bound_are_served() -> None:
+    asked = request("/", method="GET", headers=["connection: close"])
+    async with serving(App(), connections=2) as port, Wire(port) as first, Wire(port) as second, Wire(port) as extra:
+        await all_read(port)
+
+        await extra.send(asked)
+        refused = await extra.rest()
+        await first.send(asked)
+        await second.send(asked)
+        served = [await wire.rest() for wire in (first, second)]
+
+        assert error_of(refused)[0] == 503
+        assert [answer[:12] for answer in served] == [b"HTTP/1.1 200"] * 2
 
 
 async def test_silent_connections_hold_the_router_only_as_long_as_their_deadline(
