@@ -290,9 +290,19 @@ async def _prove_later(queue: RedisQueue) -> None:
         return
 
 
-async def _every(seconds: float, work: Any) -> None:
+async def _every(seconds: float, work: Callable[[], None]) -> None:
+    """Do `work` again and again. A moment in which no file can be opened, or a disk is full, ends nothing: the next
+    turn does it."""
+    is_failing = False
     while True:
-        work()
+        try:
+            work()
+        except OSError as error:
+            if not is_failing:
+                log.warning("the gauges are not refreshed: %s", error)
+            is_failing = True
+        else:
+            is_failing = False
         await asyncio.sleep(seconds)
 
 

@@ -24,7 +24,7 @@ import uvloop
 
 from router.app import Runtime
 from router.cli.check import EXIT_UNUSABLE, note_on_proxies, report_problems
-from router.cli.listening import BACKLOG, allow_open_files, announce, listen
+from router.cli.listening import announce, backlog_for, fitted_to_open_files, listen
 from router.cli.queue_server import queue_url
 from router.cli.workers import HURRY_SIGNAL, Launch, WorkerStart, exit_with_parent, run_workers
 from router.config.environment import set_shared_metrics_dir
@@ -84,8 +84,10 @@ def serve(
     raise typer.Exit(code)
 
 
-def _run_alone(config: RouterConfig) -> int:
+def _run_alone(loaded: RouterConfig) -> int:
     """One process: the queue's server, the runtime and the listener, in one loop."""
+
+    config = fitted_to_open_files(loaded)
 
     async def main() -> int:
         async with contextlib.AsyncExitStack() as stack:
@@ -111,13 +113,15 @@ def run_worker(start: WorkerStart) -> None:
     share_between_processes(start.slot)
     log_lines.set_up(start.config.server.log_level)
 
+    config = fitted_to_open_files(start.config)
+
     async def main() -> None:
         runtime = Runtime(
-            start.config,
+            config,
             redis_url=start.redis_url,
             router_id=start.router_id,
             slot=start.slot,
-            slots=start.config.server.workers,
+            slots=config.server.workers,
             metrics_dir=start.metrics_dir,
         )
         with StopSignals(is_worker=True) as signals:
@@ -126,7 +130,7 @@ def run_worker(start: WorkerStart) -> None:
                 await runtime.first_look(_FIRST_LOOK_S)
                 start.ready.send_bytes(b"1")
                 settle_memory()
-                await serve_runtime(runtime, start.config, start.listener, signals)
+                await serve_runtime(runtime, config, start.listener, signals)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -180,7 +184,6 @@ class StopSignals:
 
 async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket.socket, signals: StopSignals) -> None:
     """Serve on `listener` until a signal, then stop gracefully."""
-    allow_open_files(config)
     server = _Server(
         uvicorn.Config(
             runtime.app,
@@ -194,7 +197,7 @@ async def serve_runtime(runtime: Runtime, config: RouterConfig, listener: socket
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=BACKLOG,
+            backlog=backlog_for(config),
             # Calls are refused at `connections_max`; what may be open beside them is for probes, and for others to be
             # refused on. Past this many the connections without a call end.
             limit_concurrency=config.server.connections_max + _PROBE_CONNECTIONS,

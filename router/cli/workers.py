@@ -129,7 +129,13 @@ class _Parent:
             process = self._context.Process(
                 target=self._launch.worker, args=(start,), name=f"router-worker-{start.slot}"
             )
-            process.start()
+            try:
+                process.start()
+            except OSError as error:
+                log.error("worker %d could not be started: %s; trying again", start.slot, error)
+                pause_s = min(_RESTART_PAUSE_MAX_S, pause_s * 2)
+                await self._pause(pause_s)
+                continue
             self._running[start.slot] = process
             started_at_s = time.monotonic()
             await _ended(process)
@@ -146,9 +152,13 @@ class _Parent:
             log.error("worker %d ended with code %s; starting it again", start.slot, code)
             lived_s = time.monotonic() - started_at_s
             pause_s = _RESTART_PAUSE_S if lived_s > _HEALTHY_AFTER_S else min(_RESTART_PAUSE_MAX_S, pause_s * 2)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._stop.wait()
+            await self._pause(pause_s)
+
+    async def _pause(self, seconds: float) -> None:
+        """Until it is over, or the router stops."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
 
 
 def _new_metrics_dir() -> Path:

@@ -18,6 +18,9 @@ from router.upstream.sse import Event, EventSplitter, FirstEvent, UsageReader, f
 
 #: What may come before the first token (comments, role-only chunks) and is held back with it.
 _PREFACE_MAX_BYTES = 256 * 1024
+#: Lines of a stream that are looked at in one turn of the loop, since each can cost a microsecond or two: of a chunk
+#: that has more, as no engine sends, so many bytes.
+_PORTION = 4 * 1024
 _DONE = b"data: [DONE]"
 _LAST_DONE = _DONE + b"\n\n"
 
@@ -34,6 +37,8 @@ class Answer:
         "_grows",
         "_meter",
         "_splitter",
+        "_target",
+        "_unseen",
         "_whole",
         "headers",
         "is_stream",
@@ -80,6 +85,8 @@ class Answer:
         self._whole = b""
         self._meter: UsageReader | None = UsageReader(request.endpoint) if is_stream else None
         self._splitter = EventSplitter() if is_stream else None
+        #: Of a stream, what has come and waits for the next turn of the loop.
+        self._unseen = b""
         #: Of a stream, what came with data from the first token on, `[DONE]` left out: about as many as tokens.
         self.output_events = 0
         #: An answer without a cap is charged as it grows.
@@ -115,7 +122,7 @@ class Answer:
             return self.take_preface()
         try:
             while not self.is_whole:
-                chunk = await self.response.read()
+                chunk = await self._next()
                 if chunk:
                     out = self._pass_on(chunk)
                 else:
@@ -138,13 +145,16 @@ class Answer:
         self.response.hold()
 
     async def forward(self, take: Take) -> None:
-        """Hand the client's bytes to `take` as soon as they come, until the end or until `take` says False: then `read`
-        goes on. Raises: as `read`, and what `take` raises."""
+        """Hand the client's bytes to `take` as soon as they come, until the end, until `take` says False or until there
+        is more than can be looked at in one turn: then `read` goes on. Raises: as `read`, and what `take` raises."""
 
         def pass_on(chunk: bytes) -> bool:
             out = self._pass_on(chunk)
-            return take(out) if out else True
+            goes_on = take(out) if out else True
+            return goes_on and not self._unseen
 
+        if self._unseen:
+            return
         try:
             await self.response.forward(pass_on)
         except UpstreamError as error:
@@ -164,7 +174,7 @@ class Answer:
         try:
             async with asyncio.timeout(commit_after_s):
                 while found is None and held_bytes < _PREFACE_MAX_BYTES:
-                    chunk = await self.response.read()
+                    chunk = self._portion(await self._next())
                     held_bytes += len(chunk)
                     self.is_whole = not chunk
                     for event in self._splitter.feed(chunk) if chunk else self._splitter.flush():
@@ -228,19 +238,34 @@ class Answer:
             if self.lease is not None:
                 self.lease.first_token()
 
+    async def _next(self) -> bytes:
+        """What comes next, looked at or not."""
+        if not self._unseen:
+            return await self.response.read()
+        await asyncio.sleep(0)
+        chunk, self._unseen = self._unseen, b""
+        return chunk
+
+    def _portion(self, chunk: bytes) -> bytes:
+        """As much of `chunk` as one turn of the loop can look at; the rest is `_unseen`."""
+        if len(chunk) > _PORTION and chunk.count(b"\n") + chunk.count(b"\r") > _PORTION:
+            self._unseen = chunk[_PORTION:]
+            return chunk[:_PORTION]
+        return chunk
+
     def _pass_on(self, chunk: bytes) -> bytes:
         """Meter `chunk`; the bytes of it that are ready for the client."""
         if self._splitter is None:
             self._see_plain(chunk)
             return chunk
         if self.record.first_token_at_s is None:
-            out = self._events(self._splitter.feed(chunk))
+            out = self._events(self._splitter.feed(self._portion(chunk)))
             if self.record.first_token_at_s is None:
                 self._check_first_token_in_time()
             return out
         plain = self._splitter.split_plain(chunk)
         if plain is None:
-            return self._events(self._splitter.feed(chunk))
+            return self._events(self._splitter.feed(self._portion(chunk)))
         self._grow(plain - chunk.endswith(_LAST_DONE))
         return chunk
 

@@ -88,6 +88,7 @@ class InboundProtocol(ClientLine):
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class
+        # Told apart here: of many that come at once, those before the limit are served.
         self.connections.add(self)
         self.transport = transport
         self.server = get_local_addr(transport)
@@ -104,7 +105,7 @@ class InboundProtocol(ClientLine):
         transport = self.transport
         if self._exchange is not None or transport.is_closing() or transport.get_write_buffer_size():
             return None
-        due_s = self._deadline.due_s
+        due_s = self._deadline.deadline_s
         if self._is_deaf:
             return Use.SILENT, due_s
         if self._in_head or self._in_body:

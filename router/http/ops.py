@@ -14,6 +14,9 @@ from router.observe.log import dropped_lines
 from router.observe.metrics import CONTENT_TYPE
 from router.tokens.api import PromptCounter
 
+#: What keeps a file from being opened is mostly many connections at once; some of them have ended by then.
+_METRICS_RETRY_AFTER_S = 5
+
 
 class Ops:
     """The handlers, over the state of this process."""
@@ -38,8 +41,14 @@ class Ops:
         return JSONResponse(body, 200 if ready else 503, headers={} if ready else {"retry-after": "5"})
 
     async def metrics(self, _: Request) -> Response:
-        self.refresh_gauges()
-        return Response(self._state.metrics.page(), headers={"content-type": CONTENT_TYPE})
+        try:
+            self.refresh_gauges()
+            page = self._state.metrics.page()
+        except OSError as error:
+            # Nothing rather than a part: of several workers' files those that can be read would add up to less than
+            # was shown before.
+            raise _unreadable(error) from error
+        return Response(page, headers={"content-type": CONTENT_TYPE})
 
     async def models(self, _: Request) -> Response:
         """All names that clients may use, aliases among them; never asks an engine."""
@@ -89,8 +98,9 @@ class Ops:
 
     def _show_process(self) -> None:
         metrics = self._state.metrics
-        metrics.memory.set(process.resident_bytes())
-        metrics.open_files.set(process.open_files())
+        for gauge, value in ((metrics.memory, process.resident_bytes()), (metrics.open_files, process.open_files())):
+            if value is not None:
+                gauge.set(value)
         metrics.cpu.inc(self._news("", "cpu", process.cpu_s()))
         metrics.log_lines_dropped.inc(self._news("", "log lines", dropped_lines()))
 
@@ -122,6 +132,11 @@ class Ops:
             "parent": None,
             "max_model_len": service.max_model_len(),
         }
+
+
+def _unreadable(error: OSError) -> ApiError:
+    text = f"The router cannot open its workers' metrics now ({error.strerror}). Try again."
+    return ApiError(503, "metrics_unreadable", text, retry_after_s=_METRICS_RETRY_AFTER_S)
 
 
 def _kept(response_id: str, kept: Kept | None) -> Response:

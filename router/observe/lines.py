@@ -1,8 +1,9 @@
 """Writes lines to stderr without ever waiting for whoever reads it.
 
 A log that is a pipe fills up when its reader stops (a collector that hangs, a terminal that is held). Waiting for it
-would stop the event loop, and with it every stream. So a line that has no room is dropped and counted; what is written
-is always whole lines, one write each.
+would stop the event loop, and with it every stream. So a line that has no room is dropped and counted. What is written
+is whole lines, one write each: on a pipe that other processes write to as well, up to 4 KiB (PIPE_BUF), which the
+kernel does not divide. Between the parts of a longer line theirs can stand, never one of this process.
 
 O_NONBLOCK belongs to an open file, which stderr shares with the shell, the other workers and the store: a pipe is
 opened a second time for it. What cannot be opened twice (a socket, another user's pipe) is asked for room first; there

@@ -21,7 +21,7 @@ class Address:
         self._socket_path = ""
         self._host = ""
         self._port = 0
-        self._is_tls = False
+        self._tls: ssl.SSLContext | None = None
         if base_url.startswith("unix://"):
             self._socket_path = base_url.removeprefix("unix://")
             return
@@ -39,8 +39,9 @@ class Address:
         except UnicodeError:
             raise ValueError(f"{name}: the URL must name a host") from None
         self.path = quote(parts.path.rstrip("/"), safe=PATH_SAFE)
-        self._is_tls = parts.scheme == "https"
-        self._port = port or (443 if self._is_tls else 80)
+        # Made now: one made later, while no file can be opened, would know no authority, and be kept.
+        self._tls = _tls() if parts.scheme == "https" else None
+        self._port = port or (80 if self._tls is None else 443)
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.host_header = (host if port is None else f"{host}:{port}").encode()
 
@@ -49,9 +50,9 @@ class Address:
         loop = asyncio.get_running_loop()
         if self._socket_path:
             return await loop.create_unix_connection(protocol, self._socket_path)
-        if self._is_tls:
+        if self._tls is not None:
             return await loop.create_connection(
-                protocol, self._host, self._port, ssl=_tls(), server_hostname=self._host.rstrip(".")
+                protocol, self._host, self._port, ssl=self._tls, server_hostname=self._host.rstrip(".")
             )
         return await loop.create_connection(protocol, self._host, self._port)
 

@@ -19,6 +19,10 @@ MAX_EVENT_BYTES = 1 << 20
 
 _BOM = b"\xef\xbb\xbf"
 
+#: Lines that are a `data` or an `event` field, after a line end, and the values of these.
+_DATA = re.compile(rb"[\r\n]data(?::[ ]?([^\r\n]*))?(?=[\r\n]|\Z)")
+_EVENT = re.compile(rb"[\r\n]event(?::[ ]?([^\r\n]*))?(?=[\r\n]|\Z)")
+
 #: An event without any of these has nothing to say but its tokens. Inside a JSON string the quotes would be escaped.
 _TELLING = re.compile(rb'"(?:error|abort|usage)"')
 #: What some engines put into every chunk until the last.
@@ -47,18 +51,18 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         raw = self.raw
         if raw.startswith(b"data: ") and raw.endswith(b"\n\n") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
             return raw[6:-2]
-        return b"\n".join(self._values(b"data")) if self.kind == "data" else b""
+        return b"\n".join(_values(_DATA, raw)) if self.kind == "data" else b""
 
     @property
     def event(self) -> str:
         """The last `event` field, or `message`, which is the default of the format."""
         if self.kind != "data" or b"event" not in self.raw:
             return "message"
-        names = [value for value in self._values(b"event") if value]
+        names = [value for value in _values(_EVENT, self.raw) if value]
         return names[-1].decode("utf-8", "replace") if names else "message"
 
-    def _values(self, field: bytes) -> list[bytes]:
-        return [value for name, value in _fields(self.raw) if name == field]
+
+_STRAY_LF = Event(b"\n", "comment")
 
 
 class EventSplitter:
@@ -69,6 +73,8 @@ class EventSplitter:
         self._buffer = bytearray()
         #: Bytes of `_buffer` already looked at; they hold no end of the event.
         self._scanned = 0
+        #: Between `_scanned` and this there is no LF.
+        self._lf_at = 0
         self._is_at_line_start = True
         self._ended_in_bare_cr = False
         self._is_opaque = False
@@ -108,6 +114,7 @@ class EventSplitter:
         if self._is_opaque and self._scanned:
             events.append(Event(bytes(self._buffer[: self._scanned]), "opaque"))
             del self._buffer[: self._scanned]
+            self._lf_at -= self._scanned
             self._scanned = 0
         return events
 
@@ -122,6 +129,7 @@ class EventSplitter:
         kind: EventKind = "opaque" if self._is_opaque else _kind(tail)
         ends_in_lf = tail.endswith(b"\n") or (not tail and self._is_at_line_start)
         self._buffer.clear()
+        self._lf_at = 0
         self._reset()
         return [Event(tail + (b"\n" if ends_in_lf else b"\n\n"), kind)]
 
@@ -130,12 +138,13 @@ class EventSplitter:
         start, size = 0, len(chunk)
         while start < size:
             if chunk[start] == 0x0A:
-                end = start + 1
-            else:
-                found = chunk.find(b"\n\n", start)
-                if found < 0:
-                    break
-                end = found + 2
+                events.append(_STRAY_LF)
+                start += 1
+                continue
+            found = chunk.find(b"\n\n", start)
+            if found < 0:
+                break
+            end = found + 2
             raw = chunk[start:end]
             events.append(Event(raw, "opaque" if len(raw) > self._max_event_bytes else _kind(raw)))
             start = end
@@ -146,7 +155,9 @@ class EventSplitter:
         buffer = self._buffer
         size = len(buffer)
         while self._scanned < size:
-            lf = buffer.find(b"\n", self._scanned)
+            # What was searched is not searched again: with lines that end in CR, an LF may be far away.
+            lf = buffer.find(b"\n", max(self._scanned, self._lf_at))
+            self._lf_at = lf if lf >= 0 else size
             cr = buffer.find(b"\r", self._scanned, lf if lf >= 0 else size)
             at = cr if cr >= 0 else lf
             if at < 0:
@@ -175,6 +186,7 @@ class EventSplitter:
         raw = bytes(self._buffer[:end])
         kind: EventKind = "opaque" if self._is_opaque or len(raw) > self._max_event_bytes else _kind(raw)
         del self._buffer[:end]
+        self._lf_at -= end
         self._reset()
         return Event(raw, kind)
 
@@ -188,14 +200,12 @@ class EventSplitter:
 def _kind(raw: bytes) -> EventKind:
     if raw.startswith(b"data:"):
         return "data"
-    return "data" if any(name == b"data" for name, _ in _fields(raw)) else "comment"
+    return "comment" if b"data" not in raw or _DATA.search(_behind_line_end(raw)) is None else "data"
 
 
-def _fields(raw: bytes) -> list[tuple[bytes, bytes]]:
-    """Name and value of each line of an event, comments left out."""
-    fields: list[tuple[bytes, bytes]] = []
-    for line in raw.removeprefix(_BOM).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
-        name, _, value = line.partition(b":")
-        if name:
-            fields.append((name, value.removeprefix(b" ")))
-    return fields
+def _values(field: re.Pattern[bytes], raw: bytes) -> list[bytes]:
+    return field.findall(_behind_line_end(raw))
+
+
+def _behind_line_end(raw: bytes) -> bytes:
+    return b"\n" + raw.removeprefix(_BOM)

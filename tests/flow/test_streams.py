@@ -14,6 +14,7 @@ from router.flow.job import Job
 from router.policy.outcome import Outcome
 from router.sim.faults import FaultKind
 from router.upstream.api import UpstreamError, UpstreamLost, UpstreamTimeout
+from router.upstream.sse import Event, EventSplitter
 from tests.flow.stack import (
     BATCH,
     CHAT,
@@ -80,6 +81,40 @@ async def told(stack: Stack, job: Job) -> tuple[Answer, bytes, UpstreamError | N
 
 
 # -- bytes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flood", [b"\n", b"a\r", b"\r", b": a\n\n"], ids=["blank", "cr", "blank cr", "comments"])
+@pytest.mark.parametrize("is_pushed", [False, True], ids=["read", "forward"])
+def test_of_a_flood_of_short_lines_a_turn_of_the_loop_looks_at_a_part_and_every_byte_goes_through(
+    flood: bytes, is_pushed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flooded = STORY[: -len(DONE)] + flood * 20_000 + b"\n\n" + DONE
+    fed: list[int] = []
+    feed = EventSplitter.feed
+
+    def seen(splitter: EventSplitter, chunk: bytes) -> list[Event]:
+        fed.append(chunk.count(b"\n") + chunk.count(b"\r"))
+        return feed(splitter, chunk)
+
+    async def test() -> None:
+        async with fresh(chat={"c": scripted(lambda: iter([flooded, flooded]))}) as stack:
+            got = bytearray()
+
+            def take(part: bytes) -> bool:
+                got.extend(part)
+                return True
+
+            with await stack.flow.send(stack.job(body=ASKING), stack.record()) as answered:
+                while part := await answered.read():
+                    got += part
+                    if is_pushed:
+                        await answered.forward(take)
+
+            assert bytes(got) == flooded * 2
+
+    monkeypatch.setattr(EventSplitter, "feed", seen)
+    run(test())
+    assert max(fed) <= 4096
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"], ids=["lf", "crlf"])

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import httpx
 
 from router.app import Runtime
-from router.cli.listening import listen
+from router.cli.listening import fitted_to_open_files, listen
 from router.cli.queue_server import queue_url
 from router.cli.serve import StopSignals, new_router_id, serve_runtime
 from router.config.load import load
@@ -149,7 +149,7 @@ async def router(
     config: Path, *, serving: set[str], environ: Mapping[str, str] | None = None, key: str | None = None
 ) -> AsyncIterator[Stack]:
     """A router on `config`, once the engines of `serving` serve. Its client presents `key`."""
-    loaded = load(config, environ=dict(environ or {}), overrides=None)
+    loaded = fitted_to_open_files(load(config, environ=dict(environ or {}), overrides=None))
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(loaded))
         port = listener.getsockname()[1]

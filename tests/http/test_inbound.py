@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from router.alarm import TICK_S
 from router.http import inbound
-from router.http.deadline import TICK_S
 from router.http.inbound import InboundProtocol
 from tests.http.door import PLAIN_HEADERS, App, Held, code_of, error_of, serving
 from tests.http.stack import Stack, fresh, until

@@ -1,20 +1,28 @@
 """Stopping: readiness goes first, what runs finishes or is told, what waits comes again, and the exit code is 0."""
 
 import asyncio
+import errno
 import json
-from collections.abc import AsyncIterator
+import resource
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from router import app
+from router.http.ops import Ops
 from tests.http.process import RouterProcess, router_process
 from tests.http.scripted import COMPLETION, DONE, ScriptedEngine, chunk
 from tests.http.setting import LONG_TOKENS, MODEL, chat_body, model_config, write_config
-from tests.http.stack import new_client, until
+from tests.http.stack import fresh, new_client, until
 from tests.upstream.fakes import STREAM_HEAD, Connection, RawServer, SeenRequest, answer, piece
 
+#: Calls at one time of a process that may open 400 files, before two engines: half of the files are for others, and a
+#: third of the rest is for connections that come at once.
+FITTING_400 = 67
 LONG_PROMPT = {"model": MODEL, "prompt": [1] * 3_000, "max_tokens": 5}
 
 
@@ -37,12 +45,12 @@ class Slow(ScriptedEngine):
 
 @asynccontextmanager
 async def slow_router(
-    folder: Path, *, limits: int | None = None, **server: Any
+    folder: Path, *, limits: int | None = None, seats: int = 16, **server: Any
 ) -> AsyncIterator[tuple[RouterProcess, Slow]]:
-    """`limits`: how many files the router's process may open."""
+    """`limits`: how many files the router's process may open. `seats`: of chat."""
     engine = Slow()
     async with RawServer(engine.play) as c, RawServer(engine.play) as long:
-        models = [model_config(batch={"max_num_seqs": 1}, borrow=False)]
+        models = [model_config(chat={"max_num_seqs": seats}, batch={"max_num_seqs": 1}, borrow=False)]
         server = {"host": "127.0.0.1", "data_dir": str(folder / "data"), **server}
         config = write_config(folder, {"c": c.url, "l": long.url}, models=models, server=server)
         async with router_process(config, files_max=limits) as router:
@@ -146,6 +154,80 @@ async def test_a_low_limit_of_open_files_is_told_at_the_start_and_costs_refusals
     assert statuses <= {200, 429, 502, 503}
     assert alive.status_code == 200
     assert "this process may open 200 files" in told
+
+
+@asynccontextmanager
+async def no_file_to_open(pids: Iterable[int]) -> AsyncIterator[None]:
+    """The processes may open nothing more; what they have open they keep."""
+    limits = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
+    for pid, (_, hard) in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        for pid, limit in limits.items():
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+
+
+async def test_a_moment_without_files_ends_nothing(tmp_path: Path) -> None:
+    """The gauges are refreshed each second; the loop's timer, which opens no file, rings 20 times a second."""
+    rings = "router_loop_delay_seconds_count"
+    async with slow_router(tmp_path) as (router, engine):
+        engine.may_end.set()
+        before = (await router.metrics()).value(rings)
+
+        async with no_file_to_open([router.process.pid]):
+            while (meanwhile := await router.metrics()).value(rings) < before + 30:
+                await asyncio.sleep(0.05)
+        while not await router.is_ready():
+            assert "background task" not in router.output
+            await asyncio.sleep(0.02)
+        answer = await router.client.post("/v1/chat/completions", json=chat_body())
+        after = await router.metrics()
+
+    assert meanwhile.value("router_process_open_fds") > 0
+    assert answer.status_code == 200
+    assert after.value("router_process_cpu_seconds_total") > meanwhile.value("router_process_cpu_seconds_total")
+    assert "Traceback" not in router.output
+
+
+async def test_gauges_that_cannot_be_refreshed_for_a_moment_are_refreshed_after_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns = 0
+
+    def refresh(_: Ops) -> None:
+        nonlocal turns
+        turns += 1
+        if turns <= 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Ops, "refresh_gauges", refresh)
+    monkeypatch.setattr(app, "_GAUGES_EVERY_S", 0.0)
+    async with fresh() as stack:
+        await until(lambda: turns > 3)
+        ready = await stack.get("/readyz")
+
+    assert ready.status_code == 200
+    assert caplog.text.count("the gauges are not refreshed: [Errno 24] Too many open files") == 1
+
+
+async def test_with_few_files_calls_beyond_what_fits_are_refused_and_probes_are_answered(tmp_path: Path) -> None:
+    at_once = httpx.Limits(max_connections=150)
+    async with (
+        slow_router(tmp_path, limits=400, seats=100) as (router, engine),
+        new_client(router.url, limits=at_once) as client,
+    ):
+        calls = [asyncio.create_task(client.post("/v1/chat/completions", json=chat_body())) for _ in range(100)]
+        await until(lambda: sum(call.done() for call in calls) >= 100 - FITTING_400)
+        probes = [(await router.client.get(path)).status_code for path in ("/healthz", "/readyz", "/metrics")]
+        engine.may_end.set()
+        answers = await asyncio.gather(*calls)
+
+    refused = [answer.json()["error"]["code"] for answer in answers if answer.status_code == 503]
+    assert probes == [200, 200, 200]
+    assert refused == ["too_many_connections"] * (100 - FITTING_400)
+    assert f"it takes {FITTING_400} calls at one time" in router.output
 
 
 DEAD_PROXIES = {

@@ -1,7 +1,9 @@
 """Several worker processes behind one port: all serve, their counts add up, and none outlives the parent."""
 
 import asyncio
+import json
 import os
+import resource
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -121,6 +123,28 @@ async def test_both_workers_serve_their_metrics_add_up_and_a_killed_one_is_start
         assert after.value("router_loop_delay_seconds_count") > 0
         assert after.value("router_log_lines_dropped_total") == 0
         assert code == 0
+
+
+async def test_workers_that_may_open_no_file_do_not_show_a_part_of_the_counts(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as router, Wire(router.port) as kept:
+        await chats(router, 4)
+        await kept.send(request("/metrics", method="GET"))
+        before, _, page = await kept.answer()
+        limits = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in workers_of(router)}
+
+        for pid, (_, hard) in limits.items():
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+        await kept.send(request("/metrics", method="GET"))
+        refused, headers, body = await kept.answer()
+        for pid, limit in limits.items():
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+        await kept.send(request("/metrics", method="GET"))
+        after, _, _ = await kept.answer()
+
+        assert (before, refused, after) == (200, 503, 200)
+        assert b"router_arrivals_total" in page
+        assert (json.loads(body)["error"]["code"], headers["retry-after"]) == ("metrics_unreadable", "5")
+        assert "Traceback" not in router.output
 
 
 async def test_batch_requests_of_both_workers_get_their_turn(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Bytes to events: nothing lost, nothing cut wrong, nothing held without bound."""
 
 import random
+import re
 
 import pytest
 
+from router.upstream import framing
 from router.upstream.framing import Event, EventSplitter
 
 TEXT = '{"choices":[{"delta":{"content":"你好 🙂 ok"}}]}'.encode()
@@ -86,6 +88,47 @@ def test_random_bytes_cut_at_random_come_back_whole() -> None:
         raw = b"".join(event.raw for event in events)
         assert (raw + b"".join(event.raw for event in tail)).startswith(data)
         assert events == split(data)[: len(events)]
+
+
+class Searches(bytearray):
+    """A buffer that counts the bytes that are searched for a line end."""
+
+    searched_bytes = 0
+
+    def find(self, wanted: bytes, start: int = 0, end: int | None = None) -> int:  # type: ignore[override]  # less
+        stop = len(self) if end is None else end
+        at = super().find(wanted, start, stop)
+        self.searched_bytes += (stop if at < 0 else at + 1) - start
+        return at
+
+
+@pytest.mark.parametrize("line", [b"a\r", b"a\n", b"a\r\n", b"a\r\r", b"a\r\ra\n"])
+def test_the_work_on_a_chunk_grows_with_its_size_alone(line: bytes) -> None:
+    splitter = EventSplitter()
+    splitter._buffer = buffer = Searches(b"data: begun")
+
+    for _ in range(3):
+        splitter.feed(line * 5_000)
+
+    assert buffer.searched_bytes < 5 * 3 * 5_000 * len(line)
+
+
+def test_fields_are_found_wherever_lines_end_and_only_there() -> None:
+    rng = random.Random(11)
+    pieces = [b"data", b"event", b":", b" ", b"\r", b"\n", b"\r\n", b"x", b"\xef\xbb\xbf"]
+    for _ in range(20_000):
+        raw = b"".join(rng.choices(pieces, k=rng.randint(1, 9)))
+        fields = [
+            (name, value.removeprefix(b" "))
+            for line in re.split(rb"\r\n|\r|\n", raw.removeprefix(b"\xef\xbb\xbf"))
+            for name, _, value in [line.partition(b":")]
+        ]
+        values = [value for name, value in fields if name == b"data"]
+        names = [value.decode("utf-8", "replace") for name, value in fields if name == b"event" and value]
+
+        assert (framing._kind(raw) == "data") == bool(values)
+        assert Event(raw, "data").data == b"\n".join(values)
+        assert Event(raw, "data").event == (names[-1] if names else "message")
 
 
 def test_an_event_tells_its_name_and_joins_its_data_lines() -> None:
