@@ -31,9 +31,11 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Logged]:
     writer = LineWriter(file)
     os.close(file)
     monkeypatch.setattr(logging.root, "handlers", [LineHandler(writer)])
-    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    before = logging.root.level
     logging.root.setLevel(logging.INFO)
     yield Logged(reader)
+    # Not by assignment: loggers remember what is enabled until a level is set.
+    logging.root.setLevel(before)
     writer.close()
     os.close(reader)
 
