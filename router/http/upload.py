@@ -33,8 +33,7 @@ class BufferBudget:
                 429,
                 "request_buffers_full",
                 f"The router already holds {self.used_bytes:,} of at most {self._max_bytes:,} bytes of requests and "
-                "answers. "
-                "Send the request again later.",
+                "answers. Send the request again later.",
                 retry_after_s=2,
             )
         self.used_bytes += size_bytes
